@@ -1,0 +1,79 @@
+"""ModelConfig and TensorInfo: what a checkpoint says of itself, in Hugging Face's words, whatever its file format.
+
+Pure data. Readers (`folder`, `gguf`) fill these in; models and the planner read them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ModelConfig", "RopeConfig", "TensorInfo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding: Hugging Face's `rope_parameters`, defaults filled in."""
+
+    rope_type: str = "default"
+    """default, linear, dynamic, llama3 or yarn."""
+    rope_theta: float = 10_000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int | None = None
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    frequency_divisors: tuple[float, ...] | None = None
+    """One divisor a frequency, where the file carries the scaling as a tensor (GGUF `rope_freqs.weight`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Hyperparameters of a decoder-only transformer. Field names are Hugging Face's."""
+
+    model_type: str
+    """Hugging Face's model_type; names the file in `octavo/models`."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    """Bias on the query, key and value projections (Qwen2 always has it)."""
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    sliding_windows: tuple[int | None, ...] = ()
+    """One entry a layer: the number of latest positions a token attends to, itself included; None for all."""
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    dtype: str = "bfloat16"
+    """The checkpoint's own: float32, bfloat16, float16, or the widest GGUF type's name."""
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end a turn, from generation_config.json, config.json or the vocabulary."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """The file's own key-value pairs, for what only one family has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """Where one tensor lies. Names and shapes are Hugging Face's: a matrix is [out_features, in_features]."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """F32, F16, BF16, or a GGUF block type such as Q4_1; stored row by row."""
+    path: Path
+    offset: int
+    """Of the first byte in the file."""
+    num_bytes: int
+    rope_interleaved_heads: int = 0
+    """Non-zero: rows of each of this many heads are ordered for interleaved rotary pairs (GGUF's Llama), so that
+    the loader must reorder them to Hugging Face's halves."""

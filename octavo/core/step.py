@@ -1,0 +1,120 @@
+"""The plain data of one step: what the scheduler asks for, what the runner gives back.
+
+Ints, lists and tuples only, small enough to send to another process each step. The runner keeps each request's tokens
+and appends what it samples, so a decode step carries no token at all.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from octavo.sampling_params import SamplingParams
+
+__all__ = [
+    "Executor",
+    "FinishReason",
+    "ModelRunnerOutput",
+    "NewRequest",
+    "RequestDelta",
+    "SchedulerOutput",
+    "StepHandle",
+    "TokenLogprobs",
+]
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """What the runner must know of a request the first time it is scheduled."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    seed: int
+    """64-bit key of the request's sampling noise: drawn by the engine where `sampling_params.seed` is None."""
+    choice: int = 0
+    """Which of the prompt's `n` completions: part of the noise's counter beside the position."""
+    stop_token_ids: tuple[int, ...] = ()
+    """End-of-sequence and stop tokens, kept from being sampled before `min_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step's work. The lists named in the first group have one entry a scheduled request, in batch order."""
+
+    step_id: int
+    request_ids: list[int]
+    num_computed_tokens: list[int]
+    """Tokens whose KV is in the cache before this step: the position of the first scheduled token."""
+    num_scheduled_tokens: list[int]
+    new_block_ids: list[tuple[list[int], ...]]
+    """Block ids to append to the request's table, one list a KV-cache group."""
+    samples: list[bool]
+    """Whether the step reaches the request's last token, so that a next one is sampled."""
+
+    new_requests: list[NewRequest] = field(default_factory=list)
+    """Requests scheduled for the first time; each is also in `request_ids`."""
+    reset_request_ids: list[int] = field(default_factory=list)
+    """Scheduled requests whose table starts anew (resumed after preemption): clear it, then append."""
+    finished_request_ids: list[int] = field(default_factory=list)
+    """Requests to forget, before anything else in this step is done."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one position, from the raw logits: before temperature, penalties and filters."""
+
+    logprob: float
+    """Of the sampled token."""
+    rank: int
+    """Of the sampled token among all, 1 for the most likely."""
+    top: list[tuple[int, float]]
+    """(token id, logprob), most likely first; as many as the request asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """What one step sampled. Lists have one entry for each request of the step whose `samples` was true, in order."""
+
+    request_ids: list[int]
+    sampled_token_ids: list[list[int]]
+    """Accepted tokens, in order; one token unless drafts were verified."""
+    logprobs: list[list[TokenLogprobs] | None]
+    """One entry a token for requests that asked for them."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Requests of the step whose computation failed (a NaN in their logits), with the reason; absent above."""
+
+
+class StepHandle(Protocol):
+    """A step in flight."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the step; raises what the step raised."""
+        ...
+
+
+class Executor(Protocol):
+    """Where steps are computed. Steps complete in the order in which they were submitted."""
+
+    def submit(self, scheduler_output: SchedulerOutput) -> StepHandle: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDelta:
+    """What one step adds to a request, as it leaves the engine. The last one carries a `finish_reason`."""
+
+    request_id: int
+    new_token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry a new token, for requests that asked for them."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    """The stop token that ended the request, when it is not the model's own end-of-sequence token."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache, at first admission."""
+    error: str | None = None
+    """Why the request failed, when `finish_reason` is "error"."""

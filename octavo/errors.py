@@ -1,0 +1,79 @@
+"""Every error octavo raises on purpose.
+
+    OctavoError
+    ├── ConfigError               an option's value, or a combination of options, that can't work
+    ├── CheckpointError           model files that are missing, damaged, or not what they claim
+    │   └── UnknownArchitectureError
+    ├── InvalidRequestError       one request's fault: HTTP 400
+    │   └── ContextLengthError    prompt (plus output) longer than the model or the KV pool allows
+    ├── RequestFailedError        the engine's fault, for one request: HTTP 500
+    ├── EngineBusyError           refused before it was queued: HTTP 429 with Retry-After
+    └── EngineDeadError           the engine process is gone: HTTP 503
+
+A message names the value, the limit and the option that changes it. `assert` is for our own invariants, never for
+what a user typed.
+"""
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "ContextLengthError",
+    "EngineBusyError",
+    "EngineDeadError",
+    "InvalidRequestError",
+    "OctavoError",
+    "RequestFailedError",
+    "UnknownArchitectureError",
+]
+
+
+class OctavoError(Exception):
+    """Base of every error octavo raises on purpose."""
+
+
+class ConfigError(OctavoError, ValueError):
+    """An option's value, or a combination of options, that can't work."""
+
+
+class CheckpointError(OctavoError):
+    """Model files that are missing, damaged, or not what they claim to be. Names the file or the tensor."""
+
+
+class UnknownArchitectureError(CheckpointError):
+    """The checkpoint's architecture has no model file here. Lists those that have one."""
+
+
+class InvalidRequestError(OctavoError, ValueError):
+    """A request that can't be served as asked.
+
+    `param` is the request field at fault, `code` OpenAI's machine-readable code; both may be None.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt, or the prompt and the asked-for output, exceed what the model or the KV pool can hold."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param, "context_length_exceeded")
+
+
+class RequestFailedError(OctavoError):
+    """The engine could not finish this request. Others are not affected."""
+
+
+class EngineBusyError(OctavoError):
+    """Refused before it was queued. `retry_after_s` is when to come back, in seconds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDeadError(OctavoError):
+    """The engine process is gone; no request can be served until it is started again."""

@@ -1,0 +1,144 @@
+"""Every op a model may use: signature, documentation and plain-torch reference in one.
+
+A provider is a subclass that overrides ops for one kind of device (`cpu.CpuOps`, later `triton_ops`); `Ops` itself is the
+`reference` provider and runs wherever torch does. Models reach ops only through their context, `ctx.ops`.
+
+Shapes: T tokens in the step, R requests (rows of the block table), H hidden size, D head size, Hq query heads, Hkv
+key-value heads. T is the only dimension that varies between steps. Activations are float32, bfloat16 or float16
+("dtype" below); the residual stream and every accumulation is float32, rounded once when an op's result is stored.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["ATTENTION_PARTITION", "Ops", "Weight"]
+
+ATTENTION_PARTITION = 512
+"""Positions in one partition of attention: partial results of fixed partitions, counted from position 0, are merged in
+order, so that the order of additions depends on a token's position alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A matrix [num_rows, num_cols] = [out_features, in_features] in the layout of the provider that packed it."""
+
+    data: torch.Tensor
+    num_rows: int
+    num_cols: int
+    dtype: torch.dtype
+
+
+class Ops:
+    """The reference provider. Every public method but `pack` and `kv_cache_shape` is an op."""
+
+    name = "reference"
+
+    def pack(self, weight: torch.Tensor) -> Weight:
+        """Lay out a [N, K] matrix for `linear` and `embedding`. Not an op: called at load."""
+        return Weight(weight.contiguous(), weight.shape[0], weight.shape[1], weight.dtype)
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """Shape of one layer's KV cache, zero-initialised by the runner. Dimension 2 is K then V. Not an op."""
+        return (num_blocks, num_kv_heads, 2, block_size, head_dim)
+
+    def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
+        """Rows of `weight` for token_ids [T] int32 -> [T, H] float32 (the residual stream's first value)."""
+        return weight.data[token_ids.long()].float()
+
+    def linear(
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        """x [T, K] dtype times weightᵀ, plus bias [N] float32 -> [T, N] out_dtype; accumulated in float32."""
+        return F.linear(x.float(), weight.data.float(), bias).to(out_dtype)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
+        """x [T, H] float32 / rms(x) · weight [H] float32 -> [T, H] out_dtype (Zhang and Sennrich, 2019)."""
+        scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
+        return (x * scale * weight).to(out_dtype)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        """residual [T, H] float32 += x [T, H] dtype, in place; returns rms_norm(residual)."""
+        residual += x.float()
+        return Ops.rms_norm(self, residual, weight, eps, out_dtype)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up [T, 2·I] dtype: silu(first half) · second half -> [T, I] dtype (Shazeer, 2020: SwiGLU)."""
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (F.silu(gate) * up).to(gate_up.dtype)
+
+    def gather_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Rows of x [T, H] at indices [S] int32 -> [S, H]."""
+        return x[indices.long()]
+
+    def rope_write_kv(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+    ) -> torch.Tensor:
+        """Rotate queries and keys (Su et al., 2021, halves as in GPT-NeoX) and store keys and values in the cache.
+
+        qkv [T, (Hq + 2·Hkv)·D] dtype: query heads, then key heads, then value heads.
+        positions [T] int32; cos_sin [max_model_len, D] float32: D/2 cosines, then D/2 sines.
+        kv_cache as `kv_cache_shape`, in the cache's dtype; slot_mapping [T] int32: block · block_size + offset.
+        Returns the rotated queries [T, Hq, D] dtype.
+        """
+        num_tokens = qkv.shape[0]
+        head_dim = kv_cache.shape[-1]
+        block_size = kv_cache.shape[3]
+        heads = qkv.float().view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+        rotated, value = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
+        cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D/2]
+        first, second = rotated.chunk(2, dim=-1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        block, offset = slot_mapping.long() // block_size, slot_mapping.long() % block_size
+        kv_cache[block, :, 0, offset] = rotated[:, num_heads:].to(kv_cache.dtype)
+        kv_cache[block, :, 1, offset] = value.to(kv_cache.dtype)
+        return rotated[:, :num_heads].to(qkv.dtype)
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        kv_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        scale: float,
+        window: int,
+    ) -> torch.Tensor:
+        """Causal softmax attention of every query over its request's tokens, all read from the cache.
+
+        q [T, Hq, D] dtype; request r's queries are rows query_start[r] to query_start[r + 1] and are the last of its
+        seq_lens[r] tokens. block_table [R, max_blocks], query_start [R + 1], seq_lens [R]: int32.
+        window: how many latest positions a query sees, itself included; 0 for all. Query head h reads key-value head
+        h // (Hq / Hkv). Returns [T, Hq·D] dtype.
+        """
+        _, num_kv_heads, _, block_size, head_dim = kv_cache.shape
+        num_heads = q.shape[1]
+        out = torch.empty_like(q)
+        starts, lengths = query_start.tolist(), seq_lens.tolist()
+        for r, seq_len in enumerate(lengths):
+            rows = slice(starts[r], starts[r + 1])
+            num_queries = starts[r + 1] - starts[r]
+            num_blocks = -(-seq_len // block_size)
+            kv = kv_cache[block_table[r, :num_blocks].long()].float()  # [blocks, Hkv, 2, block_size, D]
+            kv = kv.permute(2, 1, 0, 3, 4).reshape(2, num_kv_heads, num_blocks * block_size, head_dim)[:, :, :seq_len]
+            key, value = kv.repeat_interleave(num_heads // num_kv_heads, dim=1)  # [Hq, seq_len, D]
+            query = q[rows].float().transpose(0, 1)  # [Hq, queries, D]
+            scores = query @ key.transpose(1, 2) * scale
+            query_position = torch.arange(seq_len - num_queries, seq_len, device=q.device).unsqueeze(1)
+            distance = query_position - torch.arange(seq_len, device=q.device)
+            hidden = distance < 0
+            if window > 0:
+                hidden |= distance >= window
+            scores.masked_fill_(hidden, float("-inf"))
+            out[rows] = (torch.softmax(scores, dim=-1) @ value).transpose(0, 1).to(q.dtype)
+        return out.view(q.shape[0], num_heads * head_dim)

@@ -1,0 +1,130 @@
+"""SamplingParams: what one request asks of the sampler and of the end of its output.
+
+Knows nothing of HTTP or of devices; the server's schemas turn into this, and `LLM.generate` takes it directly.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from octavo.errors import InvalidRequestError
+
+__all__ = ["SamplingParams"]
+
+MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
+MAX_STOP_STRINGS = 64
+SEED_BITS = 63
+
+
+def _fail(name: str, value: object, allowed: str) -> None:
+    raise InvalidRequestError(f"{name} must be {allowed}, got {value!r}.", param=name)
+
+
+def _check_number(name: str, value: float, low: float, high: float, allowed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        _fail(name, value, allowed)
+    if not low <= value <= high:
+        _fail(name, value, allowed)
+
+
+def _check_int(name: str, value: int, low: int, high: float, allowed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        _fail(name, value, allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose a request's tokens and when to stop. Field names and meanings are vLLM's.
+
+    Raises InvalidRequestError naming the field, its value and its range. Limits that depend on the model (the
+    vocabulary, the context) are checked by `check_vocabulary` and by the engine.
+    """
+
+    n: int = 1
+    """Completions to return for the prompt."""
+    max_tokens: int | None = 16
+    """Most tokens to generate; None: up to the model's context."""
+    min_tokens: int = 0
+    """End-of-sequence and stop tokens are not sampled before this many tokens were generated."""
+    temperature: float = 1.0
+    """0 is greedy: the most likely token, the lowest id among equals."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probabilities add up to this."""
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 or -1: all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one."""
+    repetition_penalty: float = 1.0
+    """Above 1 divides positive (multiplies negative) logits of tokens that are in the prompt or the output."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logits of tokens that are in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logits of tokens in the output, once per occurrence."""
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids, -100 to 100."""
+    seed: int | None = None
+    """The result for a seed depends on neither the batch nor the load; None draws a seed."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output; not part of it unless `include_stop_str_in_output`."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output."""
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    """Go on after the model's end-of-sequence token."""
+    logprobs: int | None = None
+    """Return the log-probability of each generated token and of this many most likely ones (0: the token's own)."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    detokenize: bool = True
+    """False: return token ids only."""
+
+    def __post_init__(self) -> None:
+        _check_int("n", self.n, 1, 128, "an integer from 1 to 128")
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, math.inf, "an integer of at least 1")
+        _check_int("min_tokens", self.min_tokens, 0, math.inf, "an integer of at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _fail("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        _check_number("temperature", self.temperature, 0.0, 100.0, "a number from 0 to 100")
+        _check_number("top_p", self.top_p, 0.0, 1.0, "a number above 0 and at most 1")
+        if self.top_p == 0.0:
+            _fail("top_p", self.top_p, "a number above 0 and at most 1")
+        _check_int("top_k", self.top_k, -1, math.inf, "an integer of at least 1, or 0 or -1 for all tokens")
+        _check_number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
+        _check_number("repetition_penalty", self.repetition_penalty, 1e-6, 100.0, "a number above 0 and at most 100")
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number from -2 to 2")
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number from -2 to 2")
+        for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias", token_id, 0, math.inf, "keyed by token ids of at least 0")
+            _check_number("logit_bias", bias, -100.0, 100.0, "values from -100 to 100")
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**SEED_BITS), 2**SEED_BITS - 1, "a 64-bit integer")
+        if isinstance(self.stop, str):  # what every client is tempted to write
+            object.__setattr__(self, "stop", (self.stop,))
+        if len(self.stop) > MAX_STOP_STRINGS:
+            _fail("stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
+        for stop in self.stop:
+            if not isinstance(stop, str) or not stop:
+                _fail("stop", stop, "made of strings that are not empty")
+        if self.stop and not self.detokenize:
+            _fail("stop", list(self.stop), "empty when detokenize is false: stop strings are found in text")
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0, math.inf, "made of token ids of at least 0")
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise InvalidRequestError for a token id outside the model's vocabulary."""
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token_id in ids:
+                if token_id >= vocab_size:
+                    _fail(name, token_id, f"made of token ids below the vocabulary's size ({vocab_size})")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
