@@ -1,0 +1,255 @@
+"""What a user may set (EngineConfig, ServerConfig), what the machine is (Facts), and the one function that joins them.
+
+Pure: `resolve` computes from its arguments alone, so that every derived value can be tested and explained. Options carry
+vLLM's names; the command line is generated from these classes.
+"""
+
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from octavo.checkpoint.model_config import ModelConfig
+from octavo.errors import ConfigError
+
+__all__ = ["EngineConfig", "Facts", "ResolvedConfig", "ServerConfig", "kv_bytes_per_token", "resolve"]
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
+DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+STEP_SECONDS = 0.2
+"""A CPU step of this length keeps streams smooth while a long prompt is read in, and is long enough to be efficient."""
+
+
+def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, metavar: str | None = None) -> Any:
+    """A dataclass field with what the command line needs to know of it."""
+    metadata = {"help": help, "choices": choices, "metavar": metavar}
+    return field(default=default, metadata=metadata)
+
+
+def _check_choices(config: Any) -> None:
+    for item in fields(config):
+        choices, value = item.metadata.get("choices"), getattr(config, item.name)
+        if choices and value is not None and value not in choices:
+            name = item.name.replace("_", "-")
+            raise ConfigError(f"--{name} must be one of {', '.join(choices)}, got {value!r}.")
+
+
+def _check_range(config: Any, name: str, low: float, high: float | None = None) -> None:
+    value = getattr(config, name)
+    if value is None or (value >= low and (high is None or value <= high)):
+        return
+    allowed = f"at least {low}" if high is None else f"from {low} to {high}"
+    raise ConfigError(f"--{name.replace('_', '-')} must be {allowed}, got {value}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The engine's options, as the user set them; None or "auto": derived by `resolve`."""
+
+    model: str = option(MISSING, "Hugging Face folder, .gguf file, or Hub name (org/name, org/name:file.gguf).")
+    tokenizer: str | None = option(None, "Folder or .gguf file with the tokenizer, if not the model's own.")
+    revision: str | None = option(None, "Branch, tag or commit of a Hub model.")
+    download_dir: str | None = option(None, "Where Hub models are kept; default: Hugging Face's cache.")
+    dtype: str = option("auto", "Type of weights and activations; auto: the checkpoint's own.", choices=DTYPES)
+    kv_cache_dtype: str = option(
+        "auto", "Type of the KV cache; auto: as --dtype.", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    max_model_len: int | None = option(None, "Most tokens of prompt and output together; default: the model's own.")
+    max_num_seqs: int = option(128, "Most requests in one step.")
+    max_num_batched_tokens: int | None = option(
+        None, "Most tokens in one step; default: on the CPU what takes about 200 ms by measurement, on a GPU 8192."
+    )
+    block_size: int = option(16, "Tokens in a KV block: a multiple of 16.")
+    enable_prefix_caching: bool = option(True, "Keep the KV of finished prompts and reuse it.")
+    gpu_memory_utilization: float | None = option(
+        None, "Share of the free memory that weights and KV pool may take (on the CPU too: of the container's memory)."
+    )
+    kv_cache_memory_bytes: int | None = option(None, "Size of the KV pool in bytes; suffixes K, M, G are understood.")
+    enforce_eager: bool = option(False, "Run each step op by op instead of replaying a captured one.")
+    attention_backend: str = option(
+        "auto", "Which kernels compute: auto, CPU, or REFERENCE (plain torch).", choices=("auto", "CPU", "REFERENCE")
+    )
+    num_threads: int | None = option(
+        None, "CPU threads that compute; default: what affinity and the container's CPU quota allow."
+    )
+    async_scheduling: bool = option(False, "Schedule the next step while one computes.")
+    seed: int = option(0, "Seeds requests that bring no seed of their own.")
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_range(self, "max_model_len", 1)
+        _check_range(self, "max_num_seqs", 1)
+        _check_range(self, "max_num_batched_tokens", 1)
+        _check_range(self, "kv_cache_memory_bytes", 1)
+        _check_range(self, "num_threads", 1)
+        _check_range(self, "gpu_memory_utilization", 0.01, 1.0)
+        if self.block_size < 16 or self.block_size % 16:
+            raise ConfigError(f"--block-size must be a positive multiple of 16, got {self.block_size}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP server's options."""
+
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
+    port: int = option(8000, "Port to listen on; 0 picks a free one.")
+    served_model_name: str | None = option(None, "Name clients use for the model; default: the --model value.")
+    chat_template: str | None = option(None, "Chat template, or a file that holds one, instead of the model's own.")
+    disable_access_log: bool = option(False, "Do not log each request.")
+    shutdown_timeout: float = option(30.0, "Seconds that open requests get to finish after SIGTERM.")
+
+    def __post_init__(self) -> None:
+        _check_range(self, "port", 0, 65535)
+        _check_range(self, "shutdown_timeout", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What was gathered about the model and the machine before anything is loaded."""
+
+    model: ModelConfig
+    provider: str
+    """Name of the ops provider that will compute: cpu, reference."""
+    num_threads: int
+    free_memory_bytes: int
+    """What the container can still take: the smaller of its limit less its use, and the machine's free memory."""
+    num_parameters: int
+    flops_per_s: float
+    """Measured on a matrix product of the model's hidden size, in operations (multiplications and additions)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """Every value the engine runs with."""
+
+    dtype: str
+    kv_cache_dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    enable_prefix_caching: bool
+    enforce_eager: bool
+    provider: str
+    num_threads: int
+    max_steps_in_flight: int
+    seed: int
+    reasons: tuple[tuple[str, str], ...] = ()
+    """(option, why it has its value), for every derived value; printed once at start."""
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str) -> int:
+    """Bytes of KV cache one token takes over all layers: 2·L·N_kv·D·B."""
+    per_layer = 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[kv_cache_dtype]
+    return model.num_hidden_layers * per_layer
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
+
+
+class _Reasons(list[tuple[str, str]]):
+    def note(self, name: str, value: object, why: str) -> None:
+        self.append((f"--{name}", f"{value}: {why}"))
+
+
+def _resolve_dtype(config: EngineConfig, facts: Facts, reasons: _Reasons) -> str:
+    if config.dtype != "auto":
+        return DTYPE_ALIASES.get(config.dtype, config.dtype)
+    own = facts.model.dtype
+    if own in DTYPE_BYTES:
+        reasons.note("dtype", own, "the checkpoint's own")
+        return own
+    reasons.note("dtype", "bfloat16", f"the checkpoint's {own} blocks are dequantised at load")
+    return "bfloat16"
+
+
+def _resolve_max_model_len(config: EngineConfig, facts: Facts, reasons: _Reasons) -> int:
+    longest = facts.model.max_position_embeddings
+    if config.max_model_len is None:
+        reasons.note("max-model-len", longest, "the model's max_position_embeddings")
+        return longest
+    if config.max_model_len > longest:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the {longest} positions the model was made for. "
+            f"Use at most {longest}."
+        )
+    return config.max_model_len
+
+
+def _resolve_token_budget(config: EngineConfig, facts: Facts, reasons: _Reasons) -> int:
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    tokens_per_s = facts.flops_per_s / (2 * facts.num_parameters)
+    tokens = int(tokens_per_s * STEP_SECONDS) // 16 * 16
+    budget = min(max(tokens, config.max_num_seqs), 8192)
+    why = f"about {tokens_per_s:.0f} tokens/s by measurement, for steps of {STEP_SECONDS * 1000:.0f} ms"
+    if tokens < budget:
+        why += ", raised so that every running request gets its token"
+    reasons.note("max-num-batched-tokens", budget, why)
+    return budget
+
+
+def _resolve_kv_bytes(
+    config: EngineConfig, facts: Facts, weights_bytes: int, most: int, reasons: _Reasons
+) -> tuple[int, str]:
+    """Bytes of the KV pool, and the option that sets it."""
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
+    free = facts.free_memory_bytes
+    if config.gpu_memory_utilization is not None:
+        pool = int(free * config.gpu_memory_utilization) - weights_bytes
+        rule = f"{config.gpu_memory_utilization:.0%} of {_gib(free)} free, less {_gib(weights_bytes)} of weights"
+    else:
+        pool = (free - weights_bytes) // 2
+        rule = f"half of {_gib(free)} free less {_gib(weights_bytes)} of weights"
+    if pool >= most:
+        pool, rule = most, "all that --max-num-seqs requests of --max-model-len tokens need"
+    reasons.note("kv-cache-memory-bytes", _gib(max(pool, 0)), rule)
+    return pool, "--gpu-memory-utilization or --kv-cache-memory-bytes"
+
+
+def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
+    """Turn options and facts into the values the engine runs with.
+
+    Raises ConfigError where they can't work together: a context longer than the model's, a pool without room.
+    """
+    reasons = _Reasons()
+    dtype = _resolve_dtype(config, facts, reasons)
+    kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    max_model_len = _resolve_max_model_len(config, facts, reasons)
+    budget = _resolve_token_budget(config, facts, reasons)
+    block_bytes = kv_bytes_per_token(facts.model, kv_cache_dtype) * config.block_size
+    blocks_per_seq = -(-max_model_len // config.block_size)
+    weights_bytes = facts.num_parameters * DTYPE_BYTES[dtype]
+    most = config.max_num_seqs * blocks_per_seq * block_bytes
+    pool_bytes, pool_option = _resolve_kv_bytes(config, facts, weights_bytes, most, reasons)
+    num_blocks = pool_bytes // block_bytes
+    if num_blocks < 1:
+        raise ConfigError(
+            f"The KV pool of {_gib(max(pool_bytes, 0))} has no room for one block of {block_bytes} bytes: "
+            f"{_gib(facts.free_memory_bytes)} are free and the weights need {_gib(weights_bytes)}. "
+            f"Raise {pool_option}, or choose a smaller --dtype or --kv-cache-dtype."
+        )
+    if facts.provider == "reference":
+        reasons.note("attention-backend", "REFERENCE", "plain torch; the native kernels are not used")
+    return ResolvedConfig(
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=budget,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enforce_eager=config.enforce_eager,
+        provider=facts.provider,
+        num_threads=facts.num_threads,
+        max_steps_in_flight=2 if config.async_scheduling else 1,
+        seed=config.seed,
+        reasons=tuple(reasons),
+    )

@@ -1,0 +1,95 @@
+"""LLMEngine: requests in, steps over, deltas out. The same class serves `LLM` in place and the server's engine process.
+
+Knows token ids only: no text, no HTTP, no clock.
+"""
+
+import hashlib
+from collections import deque
+
+from octavo.core.request import Request, RequestLimits
+from octavo.core.scheduler import Scheduler, SchedulerStats
+from octavo.core.step import Executor, RequestDelta, SchedulerOutput, StepHandle
+from octavo.engine.messages import AddRequest
+
+__all__ = ["LLMEngine"]
+
+
+class LLMEngine:
+    """Schedules requests and runs their steps.
+
+    Invariant: `_in_flight` holds the submitted steps, oldest first, at most `max_steps_in_flight` of them; the executor
+    returns them in that order.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        limits: RequestLimits,
+        eos_token_ids: frozenset[int],
+        max_steps_in_flight: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.limits = limits
+        self.eos_token_ids = eos_token_ids
+        self.max_steps_in_flight = max_steps_in_flight
+        self.seed = seed
+        self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
+
+    def add_request(self, request: AddRequest) -> None:
+        """Queue a request. Raises InvalidRequestError for one that can never be served."""
+        params = request.sampling_params
+        self.limits.check(request.prompt_token_ids, params)
+        self.scheduler.add_request(
+            Request(
+                request.request_id,
+                request.prompt_token_ids,
+                params,
+                max_tokens=self.limits.max_tokens(len(request.prompt_token_ids), params),
+                eos_token_ids=self.eos_token_ids,
+                stop_token_ids=frozenset(params.stop_token_ids),
+                seed=self._draw_seed(request.request_id) if params.seed is None else params.seed,
+                choice=request.choice,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
+        )
+
+    def abort(self, request_id: int) -> None:
+        """End a request, whatever its state; one that is unknown or finished is ignored."""
+        self.scheduler.abort(request_id)
+
+    def finish(self, request_id: int, num_tokens: int) -> None:
+        """A stop string ended the request at its `num_tokens`-th generated token."""
+        self.scheduler.finish(request_id, "stop", num_tokens)
+
+    def step(self) -> list[RequestDelta]:
+        """Submit steps until as many are in flight as allowed, then return the oldest one's deltas."""
+        while len(self._in_flight) < self.max_steps_in_flight:
+            scheduler_output = self.scheduler.schedule()
+            if not scheduler_output.request_ids:
+                break
+            self._in_flight.append((scheduler_output, self.executor.submit(scheduler_output)))
+        return self._complete_oldest() if self._in_flight else []
+
+    def _complete_oldest(self) -> list[RequestDelta]:
+        scheduler_output, handle = self._in_flight.popleft()
+        try:
+            runner_output = handle.result()
+        except Exception as error:
+            return self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}")
+        return self.scheduler.update(scheduler_output, runner_output)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished_requests or bool(self._in_flight)
+
+    def stats(self) -> SchedulerStats:
+        return self.scheduler.stats()
+
+    def _draw_seed(self, request_id: int) -> int:
+        """A seed for a request without one: differs between requests, repeats from run to run."""
+        digest = hashlib.sha256(f"{self.seed}:{request_id}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") >> 1

@@ -1,0 +1,84 @@
+"""What crosses between the API process and the engine process, as msgpack.
+
+Plain data; the field types are those of `core/step.py` and `sampling_params.py`.
+"""
+
+import msgspec
+
+from octavo.core.scheduler import SchedulerStats
+from octavo.core.step import RequestDelta
+from octavo.sampling_params import SamplingParams
+
+__all__ = [
+    "AbortRequests",
+    "AddRequest",
+    "EngineFailed",
+    "EngineInfo",
+    "EngineReady",
+    "FinishRequest",
+    "FromEngine",
+    "StepResult",
+    "ToEngine",
+]
+
+
+class AddRequest(msgspec.Struct, tag="add", frozen=True, kw_only=True):
+    """Queue one sequence. A prompt's `n` completions are `n` of these, told apart by `choice`."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    choice: int = 0
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
+    request_ids: list[int]
+
+
+class FinishRequest(msgspec.Struct, tag="finish", frozen=True):
+    """A stop string was completed by the request's `num_tokens`-th generated token."""
+
+    request_id: int
+    num_tokens: int
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the API process needs to know of the model and the pool."""
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    dtype: str
+    kv_cache_dtype: str
+    provider: str
+    num_threads: int
+    eos_token_ids: list[int]
+    start_seconds: dict[str, float]
+    """Seconds each stage of the start took, in order."""
+
+
+class EngineReady(msgspec.Struct, tag="ready", frozen=True):
+    info: EngineInfo
+
+
+class EngineFailed(msgspec.Struct, tag="failed", frozen=True):
+    """The engine could not start, or stops: `kind` is the error's class name."""
+
+    kind: str
+    message: str
+
+
+class StepResult(msgspec.Struct, tag="step", frozen=True):
+    """Deltas of one or more steps, in order, and the scheduler's counters after them."""
+
+    deltas: list[RequestDelta]
+    stats: SchedulerStats
+
+
+ToEngine = AddRequest | AbortRequests | FinishRequest
+FromEngine = EngineReady | EngineFailed | StepResult
