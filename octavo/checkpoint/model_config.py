@@ -6,9 +6,14 @@ Pure data. Readers (`folder`, `gguf`) fill these in; models and the planner read
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-__all__ = ["ModelConfig", "RopeConfig", "TensorInfo"]
+from octavo.errors import CheckpointError
+
+__all__ = ["MAX_LAYERS", "ModelConfig", "RopeConfig", "TensorInfo"]
+
+MAX_LAYERS = 10_000
+"""More than any model has: a damaged count must not become that many objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +59,25 @@ class ModelConfig:
     """One entry a layer: the number of latest positions a token attends to, itself included; None for all."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     dtype: str = "bfloat16"
-    """The checkpoint's own: float32, bfloat16, float16, or the widest GGUF type's name."""
+    """The checkpoint's own: float32, bfloat16, float16, or the GGUF block type that most of its matrices have."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end a turn, from generation_config.json, config.json or the vocabulary."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """The file's own key-value pairs, for what only one family has."""
+
+    def check(self, path: Path) -> Self:
+        """This configuration, if its sizes fit together; else CheckpointError naming `path`."""
+        if self.hidden_act != "silu":
+            raise CheckpointError(f"{path}: activation {self.hidden_act!r} is not supported; silu is.")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise CheckpointError(
+                f"{path}: {self.num_attention_heads} attention heads can't share "
+                f"{self.num_key_value_heads} key-value heads evenly."
+            )
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise CheckpointError(f"{path}: the size of a head, {self.head_dim}, is not even: it can't be rotated.")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

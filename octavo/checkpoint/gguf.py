@@ -1,0 +1,278 @@
+"""GGUFCheckpoint: a GGUF file's keys and tensors in Hugging Face's words, for the architectures known here.
+
+Owns the names and defaults of each architecture, as llama.cpp reads them; `gguf_format` owns the bytes.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.checkpoint.checkpoint import Vocabulary
+from octavo.checkpoint.fields import Fields
+from octavo.checkpoint.gguf_format import GGUFFile, GGUFTensor
+from octavo.checkpoint.gguf_vocabulary import end_of_turn_ids, read_vocabulary
+from octavo.checkpoint.model_config import MAX_LAYERS, ModelConfig, RopeConfig, TensorInfo
+from octavo.errors import CheckpointError, UnknownArchitectureError
+
+__all__ = ["GGUFCheckpoint"]
+
+SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<part>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
+ROPE_FREQS = "rope_freqs.weight"
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+MODEL_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+LAYER_NAMES = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_v.bias": "self_attn.v_proj.bias",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "attn_output.bias": "self_attn.o_proj.bias",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_gate.bias": "mlp.gate_proj.bias",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_up.bias": "mlp.up_proj.bias",
+    "ffn_down.weight": "mlp.down_proj.weight",
+    "ffn_down.bias": "mlp.down_proj.bias",
+}
+UNUSED_LAYER_NAMES = ("attn_rot_embd.weight",)
+"""Rotary frequencies that some converters store; they follow from the metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What differs between GGUF architectures."""
+
+    model_type: str
+    interleaved_rope: bool
+    """Rows of the query and key projections are ordered for interleaved rotary pairs."""
+    layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES)
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", interleaved_rope=True),  # Llama 1 to 3, SmolLM, Mistral
+    "qwen2": Architecture("qwen2", interleaved_rope=False),
+}
+
+
+class GGUFCheckpoint:
+    """A GGUF file, or all files of a split one, opened as a Checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError naming the file and the key or tensor at fault."""
+        self._files = _open_files(path)
+        first = self._files[0]
+        self.path = first.path
+        name = Fields(first.path, first.metadata).text("general.architecture")
+        if name not in ARCHITECTURES:
+            known = ", ".join(sorted(ARCHITECTURES))
+            raise UnknownArchitectureError(
+                f"{first.path}: GGUF architecture {name!r} is not supported; known: {known}."
+            )
+        architecture = ARCHITECTURES[name]
+        self.vocabulary: Vocabulary | None = read_vocabulary(first)
+        located = _locate_tensors(self._files)
+        rope_freqs = located.pop(ROPE_FREQS, None)
+        divisors = None if rope_freqs is None else _read_divisors(*rope_freqs)
+        self.config = _read_config(first, name, architecture, located, divisors, self.vocabulary)
+        self.tensors: Mapping[str, TensorInfo] = _map_tensors(located, architecture, self.config)
+        self._mapped = {file.path: file.file for file in self._files}
+
+    def read(self, name: str) -> npt.NDArray[np.uint8]:
+        info = self.tensors[name]
+        return self._mapped[info.path].view(info.offset, info.num_bytes)
+
+
+Located = dict[str, tuple[GGUFFile, GGUFTensor]]
+
+
+def _open_files(path: Path) -> list[GGUFFile]:
+    """The file, or every part of the split model that it belongs to."""
+    match = SPLIT_NAME.fullmatch(path.name)
+    if match is None:
+        file = GGUFFile(path)
+        if Fields(path, file.metadata).integer("split.count", 1, low=0) > 1:
+            raise CheckpointError(f"{path}: one part of a split model, but not named like NAME-00001-of-00002.gguf.")
+        return [file]
+    count = int(match["count"])
+    files = []
+    for part in range(1, count + 1):
+        file = GGUFFile(path.with_name(f"{match['stem']}-{part:05d}-of-{match['count']}.gguf"))
+        number = Fields(file.path, file.metadata).integer("split.no", part - 1, low=0)
+        if number != part - 1:
+            raise CheckpointError(f"{file.path}: split.no is {number} where the file's name says {part - 1}.")
+        files.append(file)
+    if not files:
+        raise CheckpointError(f"{path}: the name says that the model has {count} parts.")
+    return files
+
+
+def _locate_tensors(files: list[GGUFFile]) -> Located:
+    located: Located = {}
+    for file in files:
+        for name, tensor in file.tensors.items():
+            if name in located:
+                raise CheckpointError(f"{file.path}: tensor {name!r} is also in {located[name][0].path.name}.")
+            located[name] = (file, tensor)
+    first = files[0]
+    expected = Fields(first.path, first.metadata).integer("split.tensors.count", len(located), low=0)
+    if expected != len(located):
+        raise CheckpointError(f"{first.path}: split.tensors.count is {expected} but there are {len(located)} tensors.")
+    return located
+
+
+def _read_divisors(file: GGUFFile, tensor: GGUFTensor) -> tuple[float, ...]:
+    if tensor.type.name != "F32":
+        raise CheckpointError(f"{file.path}: tensor {tensor.name!r} is {tensor.type.name}; F32 is expected.")
+    values = file.file.view(tensor.offset, tensor.num_bytes).view("<f4")
+    if not np.all(np.isfinite(values) & (values > 0)):
+        raise CheckpointError(f"{file.path}: tensor {tensor.name!r} has values that are not numbers above 0.")
+    return tuple(values.tolist())
+
+
+def _read_config(
+    file: GGUFFile,
+    name: str,
+    architecture: Architecture,
+    located: Located,
+    divisors: tuple[float, ...] | None,
+    vocabulary: Vocabulary | None,
+) -> ModelConfig:
+    fields = Fields(file.path, file.metadata, prefix=f"{name}.")
+    hidden_size = fields.integer("embedding_length")
+    num_layers = fields.integer("block_count", high=MAX_LAYERS)
+    num_heads = _per_layer_integer(fields, "attention.head_count")
+    head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
+    if fields.integer("attention.value_length", head_dim) != head_dim:
+        fields.fail("attention.value_length", f"differs from the keys' length, {head_dim}, which is not supported.")
+    window = fields.optional_integer("attention.sliding_window")
+    embedding = located.get("token_embd.weight")
+    num_tokens = len(vocabulary.tokens) if vocabulary is not None else None
+    return ModelConfig(
+        model_type=architecture.model_type,
+        vocab_size=embedding[1].shape[0] if embedding is not None else fields.integer("vocab_size", num_tokens),
+        hidden_size=hidden_size,
+        intermediate_size=_per_layer_integer(fields, "feed_forward_length"),
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=_per_layer_integer(fields, "attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        max_position_embeddings=fields.integer("context_length"),
+        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        tie_word_embeddings="output.weight" not in located,
+        attention_bias="blk.0.attn_q.bias" in located,
+        attention_output_bias="blk.0.attn_output.bias" in located,
+        mlp_bias="blk.0.ffn_up.bias" in located,
+        sliding_windows=(window or None,) * num_layers,
+        rope=_read_rope(fields, head_dim, divisors),
+        dtype=_main_dtype(located),
+        bos_token_id=vocabulary.bos_token_id if vocabulary is not None else None,
+        eos_token_ids=end_of_turn_ids(file, vocabulary) if vocabulary is not None else (),
+        extra={key: value for key, value in file.metadata.items() if not key.startswith("tokenizer.")},
+    ).check(file.path)
+
+
+def _per_layer_integer(fields: Fields, key: str, default: int | None = None) -> int:
+    """Some files give one value a layer; they must agree."""
+    value = fields.get(key)
+    if isinstance(value, np.ndarray):
+        distinct = np.unique(value).tolist()
+        if len(distinct) != 1:
+            fields.fail(key, f"differs between layers ({str(distinct)[:80]}), which is not supported.")
+        fields = Fields(fields.path, {fields.prefix + key: distinct[0]}, fields.prefix)
+    return fields.integer(key, default)
+
+
+def _read_rope(fields: Fields, head_dim: int, divisors: tuple[float, ...] | None) -> RopeConfig:
+    rotated = fields.integer("rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        fields.fail("rope.dimension_count", f"is {rotated}; only the whole head, {head_dim}, is supported.")
+    if divisors is not None and len(divisors) * 2 != head_dim:
+        raise CheckpointError(f"{fields.path}: tensor {ROPE_FREQS!r} has {len(divisors)} values, not {head_dim // 2}.")
+    theta = fields.number("rope.freq_base", 10_000.0)
+    scaling = fields.text("rope.scaling.type", "linear")
+    factor = _scaling_factor(fields)
+    if scaling not in ("none", "linear", "yarn"):
+        fields.fail("rope.scaling.type", f"is {scaling!r}; none, linear and yarn are supported.")
+    if scaling == "none" or factor == 1.0:
+        return RopeConfig(rope_theta=theta, frequency_divisors=divisors)
+    if scaling == "linear":
+        return RopeConfig(rope_type="linear", rope_theta=theta, factor=factor, frequency_divisors=divisors)
+    attention_factor = fields.optional_number("rope.scaling.attn_factor")
+    if attention_factor is not None:
+        attention_factor *= 1.0 + 0.1 * float(np.log(factor))
+    return RopeConfig(
+        rope_type="yarn",
+        rope_theta=theta,
+        factor=factor,
+        original_max_position_embeddings=fields.integer(
+            "rope.scaling.original_context_length", fields.integer("context_length")
+        ),
+        attention_factor=attention_factor,
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        frequency_divisors=divisors,
+    )
+
+
+def _scaling_factor(fields: Fields) -> float:
+    """0 stands for "no scaling" in files; `scale_linear` is the key's old name."""
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        value = fields.get(key)
+        if value is not None and not (isinstance(value, float) and value == 0.0):
+            return fields.number(key)
+    return 1.0
+
+
+def _main_dtype(located: Located) -> str:
+    """The type that most matrices have."""
+    types = Counter(tensor.type.name for _, tensor in located.values() if len(tensor.shape) > 1)
+    name = types.most_common(1)[0][0] if types else "F32"
+    return DTYPES.get(name, name)
+
+
+def _map_tensors(located: Located, architecture: Architecture, config: ModelConfig) -> dict[str, TensorInfo]:
+    names = dict(MODEL_NAMES)
+    unused: set[str] = set()
+    for layer in range(config.num_hidden_layers):
+        for gguf_name, hf_name in architecture.layer_names.items():
+            names[f"blk.{layer}.{gguf_name}"] = f"model.layers.{layer}.{hf_name}"
+        unused.update(f"blk.{layer}.{gguf_name}" for gguf_name in UNUSED_LAYER_NAMES)
+    tensors = {}
+    for name, (file, tensor) in located.items():
+        if name in unused:
+            continue
+        if name not in names:
+            raise CheckpointError(
+                f"{file.path}: tensor {name!r} has no place in a {architecture.model_type} model of "
+                f"{config.num_hidden_layers} layers."
+            )
+        tensors[names[name]] = TensorInfo(
+            name=names[name],
+            shape=tensor.shape,
+            dtype=tensor.type.name,
+            path=file.path,
+            offset=tensor.offset,
+            num_bytes=tensor.num_bytes,
+            rope_interleaved_heads=_interleaved_heads(name, config) if architecture.interleaved_rope else 0,
+        )
+    return tensors
+
+
+def _interleaved_heads(name: str, config: ModelConfig) -> int:
+    if ".attn_q." in name:
+        return config.num_attention_heads
+    return config.num_key_value_heads if ".attn_k." in name else 0
