@@ -1,0 +1,235 @@
+"""Chat templates: messages to the prompt's text, rendered in a sandbox as transformers renders them.
+
+Knows nothing of token ids. A rendered prompt has its special tokens written out, BOS included: encode it with
+`add_special_tokens=False`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import ConfigError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template, nodes
+
+__all__ = ["ChatTemplate", "Message", "load_chat_template"]
+
+Message = Mapping[str, Any]
+
+CONTINUE_MARK = "\ue000octavo continues here\ue001 "  # its last character shows whether the template strips content
+
+
+class ChatTemplate:
+    """A model's chat template, compiled. `source` is None for a model that has none: rendering then says what to do.
+
+    `special_tokens` ("bos_token", …) are variables of the template. `now` is what `strftime_now` formats. Raises
+    ConfigError for a template with a syntax error.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self._special_tokens = dict(special_tokens)
+        self._now = now
+        self._template = None if source is None else _compile(source)
+        self._takes_parts = source is not None and _iterates_over_content(source)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt. `kwargs` are further variables of the template.
+
+        Content given as a list of text parts is joined, unless the template goes through parts itself. Raises
+        InvalidRequestError, with the template's own message where it refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidRequestError(
+                "This model has no chat template. Start the server with --chat-template, or send a plain prompt to "
+                "/v1/completions.",
+                param="messages",
+            )
+        if not messages:
+            raise InvalidRequestError("messages must hold at least one message.", param="messages")
+        chat = [self._prepared(message) for message in messages]
+        final = ""
+        if continue_final_message:
+            if add_generation_prompt:
+                raise InvalidRequestError(
+                    "continue_final_message and add_generation_prompt can't both be true: one goes on with the last "
+                    "message, the other begins a new one.",
+                    param="continue_final_message",
+                )
+            final = _mark_end(chat[-1])
+        variables = self._special_tokens | {
+            "strftime_now": lambda pattern: self._now().strftime(pattern),
+            "messages": chat,
+            "tools": None if tools is None else list(tools),
+            "documents": None if documents is None else list(documents),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            prompt = self._template.render(variables | kwargs)
+        except Exception as error:  # a template can fail in any way; none of them is ours
+            raise InvalidRequestError(f"The chat template failed: {error}", param="messages") from error
+        return _cut_at_mark(prompt, final) if continue_final_message else prompt
+
+    def _prepared(self, message: Message) -> dict[str, Any]:
+        """A copy without absent (None) fields, its content a string if the template wants one."""
+        prepared = {key: value for key, value in message.items() if value is not None}
+        content = prepared.get("content")
+        if isinstance(content, list):
+            prepared["content"] = [dict(part) for part in content] if self._takes_parts else _joined_text(content)
+        return prepared
+
+
+def load_chat_template(argument: str) -> str:
+    """The source that `--chat-template` names: a file, or the template itself. Raises ConfigError for neither."""
+    try:
+        path = Path(argument)
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):  # a template is no file name: too long, or with a NUL
+        pass
+    if not any(mark in argument for mark in ("{{", "{%", "\n")):
+        raise ConfigError(f"--chat-template {argument!r} is neither a file that exists nor a Jinja template.")
+    return argument
+
+
+def _joined_text(parts: Sequence[Any]) -> str:
+    texts = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise InvalidRequestError(
+                f"messages: content parts must be of type 'text' for this model, got {kind!r}.", param="messages"
+            )
+    return "\n".join(texts)
+
+
+def _mark_end(message: dict[str, Any]) -> str:
+    """Append the mark to the message's text; return that text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + CONTINUE_MARK
+        return content
+    for part in reversed(content if isinstance(content, list) else []):
+        if isinstance(part.get("text"), str):
+            text: str = part["text"]
+            part["text"] = text + CONTINUE_MARK
+            return text
+    raise InvalidRequestError(
+        "continue_final_message is set, but the last message has no text to go on with.", param="continue_final_message"
+    )
+
+
+def _cut_at_mark(prompt: str, final: str) -> str:
+    mark = CONTINUE_MARK.rstrip()
+    end = prompt.rfind(mark)
+    if end < 0 or final.strip() not in prompt:
+        raise InvalidRequestError(
+            "continue_final_message is set, but the chat template leaves the last message out of the prompt.",
+            param="continue_final_message",
+        )
+    keeps_space = prompt.startswith(CONTINUE_MARK, end)
+    return prompt[:end] if keeps_space else prompt[:end].rstrip()
+
+
+@lru_cache(maxsize=1)
+def _environment() -> "Environment":
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks what the assistant says, for training; here it is only a scope."""
+
+        tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.globals["raise_exception"] = raise_exception
+    environment.filters["tojson"] = _to_json
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML; models are trained on plain JSON."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@lru_cache(maxsize=64)
+def _compile(source: str) -> "Template":
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        return _environment().from_string(source)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"The chat template has a syntax error in line {error.lineno}: {error.message}. --chat-template can give "
+            "another one."
+        ) from error
+
+
+@lru_cache(maxsize=64)
+def _iterates_over_content(source: str) -> bool:
+    """Whether the template goes through a message's content part by part: `{% for part in message.content %}`.
+
+    Followed through filters, names that are set to the content, and macros that are called with it.
+    """
+    from jinja2 import nodes
+
+    tree = _environment().parse(source)
+    parameters = {macro.name: [argument.name for argument in macro.args] for macro in tree.find_all(nodes.Macro)}
+    bindings = [(a.target.name, a.node) for a in tree.find_all(nodes.Assign) if isinstance(a.target, nodes.Name)]
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name):
+            bindings += zip(parameters.get(call.node.name, ()), call.args, strict=False)
+    aliases: set[str] = set()
+    while found := {name for name, value in bindings if _is_content(value, aliases)} - aliases:
+        aliases |= found
+    return any(_is_content(loop.iter, aliases) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: "nodes.Node | None", aliases: set[str]) -> bool:
+    from jinja2 import nodes
+
+    match node:
+        case nodes.Getattr(attr="content") | nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+        case nodes.Name():
+            return node.name in aliases
+        case nodes.Filter():
+            return _is_content(node.node, aliases)
+    return False

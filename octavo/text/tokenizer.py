@@ -1,0 +1,288 @@
+"""Tokenizer: text to token ids and back, for a Hugging Face folder or a GGUF vocabulary, over the `tokenizers` library.
+
+Encoding is the library's. Decoding is ours, by the true bytes of each token, so that text can be cut at any token.
+Knows nothing of chat templates beyond their source.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import tokenizers
+
+from octavo.checkpoint.checkpoint import Vocabulary
+from octavo.errors import CheckpointError, InvalidRequestError
+from octavo.text.gguf_vocabulary import SPACE, TokenType, build_pipeline, end_token_ids
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+Spelling = Literal["byte_level", "sentencepiece"]
+"""How a token's text spells its bytes: GPT-2's alphabet of 256 letters, or plain text with ▁ for a space and <0xNN>."""
+
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _letter_table() -> dict[int, int]:
+    """GPT-2's byte alphabet, letter to byte: printable Latin-1 stands for itself, the rest follows from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printable)
+    return {byte: byte for byte in printable} | {0x100 + i: byte for i, byte in enumerate(others)}
+
+
+_LETTERS = _letter_table()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTable:
+    """What a loader knows of the tokens beside the pipeline that encodes."""
+
+    texts: Sequence[str]
+    """By id, in the vocabulary's spelling; "" for an id without a token."""
+    spelling: Spelling
+    added_ids: frozenset[int]
+    """Tokens whose text is not in the vocabulary's spelling but plain."""
+    special_ids: frozenset[int]
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Names such as "bos_token" and their texts, as chat templates see them."""
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    strips_first_space: bool = False
+    """Encoding puts a space before the text, so decoding a whole text takes it away."""
+    chat_template: str | None = None
+
+
+class Tokenizer:
+    """Token ids of text, text and bytes of token ids.
+
+    `vocab_size` is the highest id plus one; a model's embedding may be larger. Ids that name no token are b"".
+    """
+
+    def __init__(self, pipeline: tokenizers.Tokenizer, table: TokenTable) -> None:
+        pipeline.no_truncation()
+        pipeline.no_padding()
+        self._pipeline = pipeline
+        self._table = table
+        self._bytes: list[bytes | None] = [None] * len(table.texts)  # filled as tokens are met
+
+    def __len__(self) -> int:
+        return len(self._table.texts)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._table.texts)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._table.bos_token_id
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn, as far as the tokenizer's own files say."""
+        return self._table.eos_token_ids
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts of the tokens that have a name ("bos_token", "eos_token", …): variables of the chat template."""
+        return self._table.special_tokens
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the model's own chat template."""
+        return self._table.chat_template
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written in it are recognised.
+
+        `add_special_tokens` puts BOS and EOS where the model wants them. A rendered chat template has written them
+        already: encode that with False. Raises InvalidRequestError for text that is not Unicode (a lone surrogate).
+        """
+        try:
+            return self._pipeline.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            surrogate = re.search("[\ud800-\udfff]", text)
+            if surrogate is None:
+                raise
+            raise InvalidRequestError(
+                f"The text is not valid Unicode: it has a lone surrogate, U+{ord(surrogate[0]):04X}, at character "
+                f"{surrogate.start()}."
+            ) from error
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence; bytes that are not UTF-8 become U+FFFD.
+
+        Undoes `encode`, so the space that a SentencePiece vocabulary puts before a text is taken away again. Output
+        that continues a prompt keeps it: that is what `Detokenizer` gives.
+        """
+        shown = (i for i in token_ids if not (skip_special_tokens and self.is_special(i)))
+        text = b"".join(map(self.token_bytes, shown)).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self._table.strips_first_space else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes this token adds to the text: possibly part of a character, b"" for an id without a token."""
+        if not 0 <= token_id < len(self._bytes):
+            return b""
+        known = self._bytes[token_id]
+        if known is None:
+            known = self._bytes[token_id] = self._spelled(token_id)
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """One token for display; parts of characters become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._table.special_ids
+
+    def _spelled(self, token_id: int) -> bytes:
+        text = self._table.texts[token_id]
+        if token_id in self._table.added_ids:
+            return text.encode()
+        if self._table.spelling == "byte_level":
+            try:
+                return bytes(_LETTERS[ord(letter)] for letter in text)
+            except KeyError:  # not in the alphabet: stands for itself
+                return text.encode()
+        byte = _BYTE_TOKEN.fullmatch(text)
+        return bytes((int(byte[1], 16),)) if byte else text.replace(SPACE, " ").encode()
+
+
+def load_tokenizer(path: Path, vocabulary: Vocabulary | None) -> Tokenizer:
+    """The tokenizer of a GGUF `vocabulary`, or else of the Hugging Face folder at `path`.
+
+    Raises CheckpointError naming the file, the kind or the pre-tokenizer that can't be read.
+    """
+    return _from_folder(path) if vocabulary is None else _from_vocabulary(vocabulary)
+
+
+def _from_vocabulary(vocabulary: Vocabulary) -> Tokenizer:
+    pipeline = build_pipeline(vocabulary)
+    added = pipeline.get_added_tokens_decoder()
+    kinds = vocabulary.token_types.tolist()
+    named = {
+        "bos_token": vocabulary.bos_token_id,
+        "eos_token": vocabulary.eos_token_id,
+        "unk_token": vocabulary.unk_token_id,
+        "pad_token": vocabulary.pad_token_id,
+    }
+    table = TokenTable(
+        texts=["" if kind == TokenType.UNUSED else text for text, kind in zip(vocabulary.tokens, kinds, strict=True)],
+        spelling="byte_level" if vocabulary.model == "gpt2" else "sentencepiece",
+        added_ids=frozenset(added),
+        special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
+        special_tokens={name: vocabulary.tokens[i] for name, i in named.items() if i is not None},
+        bos_token_id=vocabulary.bos_token_id,
+        eos_token_ids=end_token_ids(vocabulary),
+        strips_first_space=vocabulary.model == "llama" and vocabulary.add_space_prefix is not False,
+        chat_template=vocabulary.chat_template,
+    )
+    return Tokenizer(pipeline, table)
+
+
+def _from_folder(path: Path) -> Tokenizer:
+    source = path / "tokenizer.json"
+    if not source.is_file():
+        raise CheckpointError(
+            f"{path} has no tokenizer.json. Convert the model's tokenizer to that format, or name another folder "
+            "with --tokenizer."
+        )
+    text = source.read_text(encoding="utf-8")
+    try:
+        pipeline = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise CheckpointError(f"{source} can't be read: {error}.") from error
+    spelling, strips_first_space = _spelling_of(json.loads(text).get("decoder"), source)
+    config = _tokenizer_config(path)
+    special_tokens = {name: _content(config[name]) for name in SPECIAL_TOKEN_NAMES if config.get(name)}
+    _add_missing_tokens(pipeline, config, special_tokens.values())
+    added = pipeline.get_added_tokens_decoder()
+    eos_token_id = pipeline.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    table = TokenTable(
+        texts=_texts_by_id(pipeline),
+        spelling=spelling,
+        added_ids=frozenset(added),
+        special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
+        special_tokens=special_tokens,
+        bos_token_id=pipeline.token_to_id(special_tokens["bos_token"]) if "bos_token" in special_tokens else None,
+        eos_token_ids=() if eos_token_id is None else (eos_token_id,),
+        strips_first_space=strips_first_space,
+        chat_template=_chat_template(path, config),
+    )
+    return Tokenizer(pipeline, table)
+
+
+def _spelling_of(decoder: dict[str, Any] | None, source: Path) -> tuple[Spelling, bool]:
+    """How the file's decoder turns tokens into bytes, and whether it takes a leading space away."""
+    steps = (decoder or {}).get("decoders") or [decoder or {}]
+    kinds = {step.get("type") for step in steps}
+    if "ByteLevel" in kinds:
+        return "byte_level", False
+    if kinds & {"ByteFallback", "Metaspace"}:
+        prepended = any(s.get("type") == "Metaspace" and s.get("prepend_scheme") != "never" for s in steps)
+        return "sentencepiece", prepended or "Strip" in kinds
+    found = ", ".join(sorted(str(kind) for kind in kinds))
+    raise CheckpointError(f"{source} decodes tokens with {found}; octavo knows ByteLevel, ByteFallback and Metaspace.")
+
+
+def _tokenizer_config(path: Path) -> dict[str, Any]:
+    """tokenizer_config.json; special_tokens_map.json counts only where the first does not list the added tokens."""
+    config = _read_json(path / "tokenizer_config.json")
+    if "added_tokens_decoder" in config:
+        return config
+    return config | _read_json(path / "special_tokens_map.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not a {type(data).__name__}.")
+    return data
+
+
+def _content(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _add_missing_tokens(pipeline: tokenizers.Tokenizer, config: dict[str, Any], special: Iterable[str]) -> None:
+    """Tokens that only tokenizer_config.json knows: those it lists by id, then named and extra special tokens."""
+    present = {token.content for token in pipeline.get_added_tokens_decoder().values()}
+    listed = config.get("added_tokens_decoder", {})
+    flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    for token_id in sorted(listed, key=int):
+        token = listed[token_id]
+        if token["content"] not in present:
+            options = {name: token[name] for name in flags if name in token}
+            pipeline.add_tokens([tokenizers.AddedToken(**options)])
+            present.add(token["content"])
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra = extra.values() if isinstance(extra, dict) else extra
+    missing = [text for text in (*special, *map(_content, extra)) if text not in present]
+    pipeline.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in missing])
+
+
+def _texts_by_id(pipeline: tokenizers.Tokenizer) -> list[str]:
+    ids = pipeline.get_vocab(with_added_tokens=True)
+    texts = [""] * (max(ids.values(), default=-1) + 1)
+    for text, token_id in ids.items():
+        texts[token_id] = text
+    return texts
+
+
+def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
+    """The folder's template: a file of its own before the entry in tokenizer_config.json; of several, the default."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = _read_json(path / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    return template
