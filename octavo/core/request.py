@@ -5,15 +5,16 @@ Knows token counts and its own end; knows nothing of blocks, text or time.
 
 from dataclasses import dataclass
 
+from octavo.core.step import FinishReason
 from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.sampling_params import SamplingParams
 
-__all__ = ["RequestLimits"]
+__all__ = ["Request", "RequestLimits"]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What the model and the pool can hold: checked by the API process before a request is queued, and by the engine."""
+    """What the model and the pool can hold: checked by the API process before it queues a request, and by the engine."""
 
     vocab_size: int
     max_model_len: int
@@ -35,26 +36,141 @@ class RequestLimits:
             )
         params.check_vocabulary(self.vocab_size)
         asked = 1 if params.max_tokens is None else params.max_tokens
-        self._check_length(num_prompt_tokens, asked, self.max_model_len, "maximum context length", "--max-model-len")
-        # The last sampled token is never computed, so it needs no KV.
-        self._check_length(
-            num_prompt_tokens,
-            asked,
-            self.kv_capacity_tokens + 1,
-            "KV cache's capacity",
-            "--kv-cache-memory-bytes or --gpu-memory-utilization",
-        )
-
-    def _check_length(self, num_prompt_tokens: int, asked: int, limit: int, what: str, option: str) -> None:
-        if num_prompt_tokens + asked <= limit:
-            return
-        raise ContextLengthError(
-            f"This model's {what} is {limit} tokens. The request has {num_prompt_tokens} tokens in the prompt and asks "
-            f"for {asked} more, {num_prompt_tokens + asked} together. Shorten the prompt or lower max_tokens; the "
-            f"server's limit is set by {option}."
-        )
+        request = f"The request has {num_prompt_tokens} tokens in the prompt and asks for {asked} more"
+        total = num_prompt_tokens + asked
+        if total > self.max_model_len:
+            raise ContextLengthError(
+                f"This model's maximum context length is {self.max_model_len} tokens. {request}, {total} together. "
+                "Shorten the prompt or lower max_tokens; the server's limit is set by --max-model-len."
+            )
+        if total - 1 > self.kv_capacity_tokens:  # the last sampled token is never computed, so it needs no KV
+            raise ContextLengthError(
+                f"The server's KV cache holds {self.kv_capacity_tokens} tokens. {request}, which needs room for "
+                f"{total - 1}. Shorten the prompt or lower max_tokens; the server's limit is set by "
+                "--kv-cache-memory-bytes or --gpu-memory-utilization."
+            )
 
     def max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """The most tokens this request may generate."""
         room = min(self.max_model_len, self.kv_capacity_tokens + 1) - num_prompt_tokens
         return room if params.max_tokens is None else min(params.max_tokens, room)
+
+
+class Request:
+    """One sequence's token ledger.
+
+    `token_ids` holds the known tokens: the prompt, then the accepted output. Steps in flight sample tokens whose value
+    is not known yet; `num_placeholders` counts them, and `num_tokens` counts both kinds.
+
+    Invariants: num_computed_tokens <= num_tokens <= num_prompt_tokens + max_tokens; there are no more placeholders than
+    steps in flight; the token that reaches max_tokens is never computed. Only the scheduler writes here.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "cache_salt",
+        "choice",
+        "eos_token_ids",
+        "finish_reason",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_placeholders",
+        "num_prompt_tokens",
+        "num_steps_in_flight",
+        "priority",
+        "prompt_token_ids",
+        "request_id",
+        "sampling_params",
+        "seed",
+        "stop_reason",
+        "stop_token_ids",
+        "token_ids",
+        "was_scheduled",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        max_tokens: int,
+        stop_token_ids: frozenset[int],
+        eos_token_ids: frozenset[int],
+        seed: int,
+        choice: int = 0,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """`stop_token_ids`: end-of-sequence tokens and the request's own; `ignore_eos` is applied here.
+
+        `max_tokens`: as `RequestLimits.max_tokens` resolved it.
+        """
+        assert prompt_token_ids and max_tokens >= 1
+        if sampling_params.ignore_eos:
+            stop_token_ids -= eos_token_ids.difference(sampling_params.stop_token_ids)
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self.sampling_params = sampling_params
+        self.max_tokens = max_tokens
+        self.stop_token_ids = stop_token_ids
+        self.eos_token_ids = eos_token_ids
+        self.seed = seed
+        self.choice = choice
+        self.priority = priority
+        self.cache_salt = cache_salt
+
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_placeholders = 0
+        self.num_computed_tokens = 0
+        self.num_steps_in_flight = 0
+        self.was_scheduled = False
+        self.num_cached_tokens = 0
+        self.block_hashes: list[bytes] = []
+        """Chained hashes of the full blocks of known tokens, extended by the KV cache manager when it needs them."""
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + self.num_placeholders
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def gap(self) -> int:
+        """Tokens left to compute: all but the one that reaches `max_tokens`."""
+        last = self.num_prompt_tokens + self.max_tokens - 1
+        return min(len(self.token_ids) + self.num_placeholders, last) - self.num_computed_tokens
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add an accepted token. Returns why it ends the request, None when it does not."""
+        self.token_ids.append(token_id)
+        num_output_tokens = len(self.token_ids) - self.num_prompt_tokens
+        if token_id in self.stop_token_ids and num_output_tokens >= self.sampling_params.min_tokens:
+            is_own_eos = token_id in self.eos_token_ids and not self.sampling_params.ignore_eos
+            self.stop_reason = None if is_own_eos else token_id
+            return "stop"
+        return "length" if num_output_tokens >= self.max_tokens else None
+
+    def truncate(self, num_output_tokens: int) -> int:
+        """Forget output past this many tokens. Returns how many were forgotten."""
+        num_forgotten = max(0, self.num_output_tokens - num_output_tokens)
+        if num_forgotten:
+            del self.token_ids[-num_forgotten:]
+        return num_forgotten
+
+    def check(self) -> None:
+        assert 0 <= self.num_computed_tokens <= self.num_tokens
+        assert 0 <= self.num_placeholders <= self.num_steps_in_flight
+        assert self.num_tokens <= self.num_prompt_tokens + self.max_tokens
+        assert self.token_ids[: self.num_prompt_tokens] == self.prompt_token_ids
+        assert self.num_cached_tokens < self.num_prompt_tokens
+        assert self.was_scheduled or not self.num_computed_tokens

@@ -1,0 +1,373 @@
+"""Scheduler: which tokens of which requests the next step computes, and what became of those that were computed.
+
+One ledger, no phases: prefill, chunks, decode, prefix hits and resuming are sizes of a request's gap. Knows nothing of
+text, time, devices or processes.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from octavo.core.kv_cache_manager import BlockTables, KVCacheManager
+from octavo.core.request import Request
+from octavo.core.step import (
+    FinishReason,
+    ModelRunnerOutput,
+    NewRequest,
+    RequestDelta,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+
+__all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """The scheduler's limits, resolved."""
+
+    max_num_seqs: int
+    """Most requests running at once."""
+    max_num_batched_tokens: int
+    """Most tokens in a step. Bounds the time between a running request's tokens; also caps the running requests, so
+    that each can have a token in every step."""
+    max_model_len: int
+    """Most tokens of a request's prompt and output."""
+    num_blocks: int
+    """KV-cache blocks, shared by all groups."""
+    block_size: int
+    """Tokens a block."""
+    num_groups: int = 1
+    """Groups of layers with a block table of their own."""
+    enable_prefix_caching: bool = True
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens of one request that the whole pool holds."""
+        return self.num_blocks // self.num_groups * self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """The state now, and totals since the start. num_received = num_waiting + num_running + sum of num_finished."""
+
+    num_waiting: int
+    num_running: int
+    num_used_blocks: int
+    num_blocks: int
+    num_received: int
+    num_finished: dict[FinishReason, int]
+    num_preemptions: int
+    prefix_cache_queries: int
+    """Prompt tokens looked up in the prefix cache, at first admission."""
+    prefix_cache_hits: int
+    """Those of them that were found."""
+    num_prompt_tokens: int
+    """Prompt tokens of admitted requests."""
+    num_generation_tokens: int
+    """Accepted output tokens; never decreases."""
+
+
+class Scheduler:
+    """First come, first served, over the requests of one engine.
+
+    Invariants: a request that is not finished is in exactly one of waiting and running; one with a step in flight is
+    not preempted and keeps its blocks, finished or not, until its last step returns; the first running request can
+    always proceed once the steps in flight have returned, since it may preempt every other one and fits alone.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self._kv = KVCacheManager(config.num_blocks, config.block_size, config.num_groups, config.enable_prefix_caching)
+        self._max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._requests: dict[int, Request] = {}  # waiting, running, and finished with steps in flight
+        self._waiting: OrderedDict[int, Request] = OrderedDict()
+        self._running: dict[int, Request] = {}  # in order of admission
+        self._in_flight: dict[int, SchedulerOutput] = {}  # by step id, in order
+        self._forgotten_request_ids: list[int] = []  # the runner has yet to be told
+        self._num_steps = 0
+        self._num_received = 0
+        self._num_finished: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self._num_preemptions = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_generation_tokens = 0
+        self._num_generation_tokens_shown = 0
+
+    # ---- requests in and out
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request that `RequestLimits` let pass."""
+        num_tokens = request.num_prompt_tokens + request.max_tokens
+        assert request.request_id not in self._requests
+        assert num_tokens <= min(self.config.max_model_len, self.config.kv_capacity_tokens + 1)
+        self._num_received += 1
+        self._requests[request.request_id] = self._waiting[request.request_id] = request
+
+    def abort(self, request_id: int) -> None:
+        """End a request in whatever state it is; an unknown or finished one is ignored."""
+        request = self._requests.get(request_id)
+        if request is not None and request.finish_reason is None:
+            self._finish(request, "abort")
+
+    def finish(self, request_id: int, reason: FinishReason, num_tokens: int) -> None:
+        """End a request at `num_tokens` output tokens, where its reader found the end: later ones don't count.
+
+        An unknown or finished request is ignored.
+        """
+        request = self._requests.get(request_id)
+        if request is not None and request.finish_reason is None:
+            self._num_generation_tokens -= request.truncate(num_tokens)
+            self._finish(request, reason)
+
+    # ---- one step
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose the next step's work and count it as computed. Without work `request_ids` is empty and the output is
+        not to be submitted; otherwise it must come back through `update` or `fail_step`."""
+        step = SchedulerOutput(self._num_steps, [], [], [], [], [])
+        token_budget = self._schedule_running(step)
+        self._admit_waiting(step, token_budget)
+        if step.request_ids:
+            self._num_steps += 1
+            self._in_flight[step.step_id] = step
+            step.finished_request_ids.extend(self._forgotten_request_ids)
+            self._forgotten_request_ids.clear()
+        return step
+
+    def update(self, scheduler_output: SchedulerOutput, result: ModelRunnerOutput) -> list[RequestDelta]:
+        """Accept what a step sampled; steps return in order. Results of requests that finished meanwhile are dropped.
+
+        A request in `result.failed` fails alone, and its blocks are not shared any further. One that shares them
+        already goes on: a NaN in keys or values it reads shows in its own logits.
+        """
+        assert next(iter(self._in_flight)) == scheduler_output.step_id
+        deltas = []
+        for request_id, message in result.failed.items():
+            self._kv.forget_hashes(self._kv.block_ids(request_id))
+            deltas += self._fail(self._requests[request_id], message)
+        for request_id, token_ids, logprobs in zip(
+            result.request_ids, result.sampled_token_ids, result.logprobs, strict=True
+        ):
+            request = self._requests[request_id]
+            if request.finish_reason is None:
+                deltas.append(self._accept(request, token_ids, logprobs))
+        self._retire(scheduler_output)
+        return deltas
+
+    def fail_step(self, scheduler_output: SchedulerOutput, message: str) -> list[RequestDelta]:
+        """End a step that raised, with every request that depends on it: those in it, and those in later steps that
+        share a block which the failed ones have written since. The blocks they wrote lose their hashes.
+
+        Such a sharer is failed, not reset: it was admitted after this step, so it has a step in flight itself.
+        """
+        failed: dict[int, None] = {}
+        bad_block_ids: set[int] = set()
+        for step_id, step in self._in_flight.items():
+            if step_id < scheduler_output.step_id:
+                continue
+            # In batch order: a request shares blocks only of those before it.
+            for request_id, start in zip(step.request_ids, step.num_computed_tokens, strict=True):
+                if (
+                    step_id == scheduler_output.step_id
+                    or request_id in failed
+                    or not bad_block_ids.isdisjoint(self._kv.block_ids(request_id))
+                ):
+                    failed[request_id] = None
+                    bad_block_ids |= self._kv.block_ids(request_id, start)
+        self._kv.forget_hashes(bad_block_ids)
+        deltas = [delta for request_id in failed for delta in self._fail(self._requests[request_id], message)]
+        self._retire(scheduler_output)
+        return deltas
+
+    # ---- scheduling
+
+    def _schedule_running(self, step: SchedulerOutput) -> int:
+        """Give the running requests their tokens, oldest first. Returns the budget left for admission: none when blocks
+        were short."""
+        token_budget = self.config.max_num_batched_tokens
+        running = list(self._running.values())
+        num_reserved = sum(request.gap == 1 for request in running)  # a long chunk leaves each decode its token
+        num_preemptions = self._num_preemptions
+        for request in running:
+            gap = request.gap
+            if gap == 1:
+                num_reserved -= 1
+            num_new_tokens = min(gap, token_budget - num_reserved)
+            if num_new_tokens <= 0 or request.request_id not in self._running:
+                continue
+            new_block_ids = self._allocate_or_preempt(request, num_new_tokens)
+            if new_block_ids is None:
+                return 0  # newer requests stay idle, so that they can be preempted
+            self._add(step, request, num_new_tokens, new_block_ids)
+            token_budget -= num_new_tokens
+        return token_budget if self._num_preemptions == num_preemptions else 0
+
+    def _allocate_or_preempt(self, request: Request, num_new_tokens: int) -> BlockTables | None:
+        """Blocks for the next tokens, at the expense of the newest requests admitted after this one; None when those
+        have steps in flight, or there are none."""
+        while (new_block_ids := self._kv.allocate(request, num_new_tokens)) is None:
+            for newest in reversed(self._running.values()):
+                if newest is request:
+                    return None
+                if not newest.num_steps_in_flight:
+                    self._preempt(newest)
+                    break
+        return new_block_ids
+
+    def _preempt(self, request: Request) -> None:
+        """Free, forget, requeue: its tokens are kept, and computed anew when it is next."""
+        self._kv.free(request)
+        request.num_computed_tokens = 0
+        del self._running[request.request_id]
+        self._waiting[request.request_id] = request
+        self._waiting.move_to_end(request.request_id, last=False)
+        self._num_preemptions += 1
+
+    def _admit_waiting(self, step: SchedulerOutput, token_budget: int) -> None:
+        """Start waiting requests in order while they fit. Blocks for all of a request's tokens must be free, though
+        only its next chunk's are taken: one that starts without them would be preempted before its first token."""
+        while token_budget and self._waiting and len(self._running) < self._max_num_running:
+            request = next(iter(self._waiting.values()))
+            prefix = self._kv.match_prefix(request)
+            if not self._kv.can_hold(request, prefix):
+                return
+            del self._waiting[request.request_id]
+            self._running[request.request_id] = request
+            self._kv.open(request, prefix)
+            request.num_computed_tokens = len(prefix[0]) * self.config.block_size
+            self._announce(step, request)
+            num_new_tokens = min(request.gap, token_budget)
+            allocated = self._kv.allocate(request, num_new_tokens)
+            assert allocated is not None
+            self._add(step, request, num_new_tokens, self._kv.tables(request))
+            token_budget -= num_new_tokens
+
+    def _announce(self, step: SchedulerOutput, request: Request) -> None:
+        """Tell the runner of a request that starts, or starts anew."""
+        if request.was_scheduled:
+            step.reset_request_ids.append(request.request_id)
+            return
+        request.was_scheduled = True
+        request.num_cached_tokens = request.num_computed_tokens
+        self._num_prompt_tokens += request.num_prompt_tokens
+        self._num_cached_tokens += request.num_cached_tokens
+        step.new_requests.append(
+            NewRequest(
+                request.request_id,
+                request.prompt_token_ids,
+                request.sampling_params,
+                request.seed,
+                request.choice,
+                tuple(sorted(request.stop_token_ids)),
+            )
+        )
+
+    def _add(self, step: SchedulerOutput, request: Request, num_new_tokens: int, new_block_ids: BlockTables) -> None:
+        """Put a request into the step and advance its ledger."""
+        step.request_ids.append(request.request_id)
+        step.num_computed_tokens.append(request.num_computed_tokens)
+        step.num_scheduled_tokens.append(num_new_tokens)
+        step.new_block_ids.append(new_block_ids)
+        request.num_computed_tokens += num_new_tokens
+        samples = request.num_computed_tokens == request.num_tokens
+        step.samples.append(samples)
+        request.num_placeholders += samples
+        request.num_steps_in_flight += 1
+        self._kv.register_full_blocks(request)
+
+    # ---- results
+
+    def _accept(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> RequestDelta:
+        request.num_placeholders -= 1
+        reason: FinishReason | None = None
+        num_accepted = 0
+        while num_accepted < len(token_ids) and reason is None:
+            reason = request.append(token_ids[num_accepted])
+            num_accepted += 1
+        self._num_generation_tokens += num_accepted
+        if reason is None:
+            self._kv.register_full_blocks(request)
+        else:
+            self._finish(request, reason)
+        return RequestDelta(
+            request.request_id,
+            token_ids[:num_accepted],
+            logprobs[:num_accepted] if logprobs else None,
+            reason,
+            request.stop_reason,
+            request.num_cached_tokens,
+        )
+
+    def _fail(self, request: Request, message: str) -> list[RequestDelta]:
+        if request.finish_reason is not None:
+            return []
+        self._finish(request, "error")
+        return [
+            RequestDelta(
+                request.request_id, [], None, "error", num_cached_tokens=request.num_cached_tokens, error=message
+            )
+        ]
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        request.finish_reason = reason
+        if self._running.pop(request.request_id, None) is None:
+            del self._waiting[request.request_id]
+        self._num_finished[reason] += 1
+        if not request.num_steps_in_flight:
+            self._release(request)
+
+    def _retire(self, step: SchedulerOutput) -> None:
+        """A step has returned: what only waited for it can go."""
+        del self._in_flight[step.step_id]
+        for request_id in step.request_ids:
+            request = self._requests[request_id]
+            request.num_steps_in_flight -= 1
+            if request.finish_reason is not None and not request.num_steps_in_flight:
+                self._release(request)
+
+    def _release(self, request: Request) -> None:
+        self._kv.free(request)
+        del self._requests[request.request_id]
+        if request.was_scheduled:
+            self._forgotten_request_ids.append(request.request_id)
+
+    # ---- looking in
+
+    def stats(self) -> SchedulerStats:
+        # A reader of the output may take tokens back after they were counted; a counter may pause, not fall.
+        self._num_generation_tokens_shown = max(self._num_generation_tokens_shown, self._num_generation_tokens)
+        return SchedulerStats(
+            num_waiting=len(self._waiting),
+            num_running=len(self._running),
+            num_used_blocks=self._kv.pool.num_used,
+            num_blocks=self.config.num_blocks,
+            num_received=self._num_received,
+            num_finished=dict(self._num_finished),
+            num_preemptions=self._num_preemptions,
+            prefix_cache_queries=self._num_prompt_tokens if self.config.enable_prefix_caching else 0,
+            prefix_cache_hits=self._num_cached_tokens,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generation_tokens=self._num_generation_tokens_shown,
+        )
+
+    def check(self) -> None:
+        """Assert the invariants of DESIGN.md section 5."""
+        self._kv.check(self._requests)
+        for request_id, request in self._requests.items():
+            places = [request_id in self._waiting, request_id in self._running, request.finish_reason is not None]
+            assert sum(places) == 1
+            in_flight = sum(request_id in step.request_ids for step in self._in_flight.values())
+            assert request.num_steps_in_flight == in_flight
+            assert request.finish_reason is None or in_flight
+            if request.finish_reason is None:
+                request.check()
+        assert len(self._requests) >= len(self._waiting) + len(self._running)
+        assert len(self._running) <= self._max_num_running
+        assert self._num_received == len(self._waiting) + len(self._running) + sum(self._num_finished.values())
+        for step in self._in_flight.values():
+            assert 0 < len(step.request_ids) == len(set(step.request_ids)) <= self.config.max_num_seqs
+            assert 0 < step.num_tokens <= self.config.max_num_batched_tokens
