@@ -1,0 +1,116 @@
+"""A device in thirty lines: it keeps a KV cache, reads it through the block tables, and samples what it read.
+
+A slot's content depends on its token and on the slot before it, and a sampled token on every slot of the request, so a
+block that is stale, shared wrongly or overwritten changes the output. `naive_output` says what a request alone gives.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from octavo.core.request import Request
+from octavo.core.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+
+VOCAB_SIZE = 40
+_MASK = (1 << 61) - 1
+
+
+def _mix(state: int, value: int) -> int:
+    return (state * 6364136223846793005 + value * 1442695040888963407 + 1013904223) & _MASK
+
+
+def _sample(slots: Iterable[int], seed: int, choice: int) -> int:
+    state = _mix(seed, choice)
+    for slot in slots:
+        state = _mix(state, slot)
+    return (state >> 24) % VOCAB_SIZE
+
+
+def naive_output(request: Request) -> list[int]:
+    """The request's output when it runs alone on an unbounded cache."""
+    params, tokens, output = request.sampling_params, list(request.prompt_token_ids), list[int]()
+    while len(output) < request.max_tokens:
+        slots, content = [], 0
+        for token in tokens:
+            content = _mix(content, token)
+            slots.append(content)
+        output.append(_sample(slots, request.seed, request.choice))
+        tokens.append(output[-1])
+        if output[-1] in request.stop_token_ids and len(output) >= params.min_tokens:
+            break
+    return output
+
+
+@dataclass
+class _Row:
+    new: NewRequest
+    token_ids: list[int]
+    block_ids: list[int] = field(default_factory=list)
+
+
+class FakeStepHandle:
+    """Computes its step when the result is asked for: as late as can be, in the order of submission."""
+
+    def __init__(self, executor: "FakeExecutor", step: SchedulerOutput) -> None:
+        self._executor = executor
+        self._step = step
+
+    def result(self) -> ModelRunnerOutput:
+        return self._executor.compute(self._step)
+
+
+class FakeExecutor:
+    """Steps named in `failing_step_ids` leave garbage in the slots they were to write, and raise; requests named in
+    `failing_request_ids` come back as failed when they are to be sampled."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.kv_cache = np.full(num_blocks * block_size, -1, dtype=np.int64)
+        self.rows: dict[int, _Row] = {}
+        self.steps: list[SchedulerOutput] = []
+        self.failing_step_ids: set[int] = set()
+        self.failing_request_ids: set[int] = set()
+
+    def submit(self, scheduler_output: SchedulerOutput) -> FakeStepHandle:
+        self.steps.append(scheduler_output)
+        return FakeStepHandle(self, scheduler_output)
+
+    def compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        for request_id in step.finished_request_ids:
+            del self.rows[request_id]
+        for new in step.new_requests:
+            self.rows[new.request_id] = _Row(new, list(new.prompt_token_ids))
+        for request_id in step.reset_request_ids:
+            self.rows[request_id].block_ids.clear()
+        result = ModelRunnerOutput([], [], [])
+        fails = step.step_id in self.failing_step_ids
+        for index, request_id in enumerate(step.request_ids):
+            row, start = self.rows[request_id], step.num_computed_tokens[index]
+            row.block_ids += step.new_block_ids[index][0]
+            slots = self._slots(row.block_ids, start + step.num_scheduled_tokens[index])
+            self._write(row.token_ids, slots, start, fails)
+            if fails or not step.samples[index]:
+                continue
+            if request_id in self.failing_request_ids:
+                result.failed[request_id] = "NaN in the logits"
+                continue
+            token_id = _sample(self.kv_cache[slots].tolist(), row.new.seed, row.new.choice)
+            row.token_ids.append(token_id)
+            result.request_ids.append(request_id)
+            result.sampled_token_ids.append([token_id])
+            result.logprobs.append(None)
+        if fails:
+            raise RuntimeError("the device is on fire")
+        return result
+
+    def _slots(self, block_ids: Sequence[int], num_tokens: int) -> np.ndarray:
+        positions = np.arange(num_tokens)
+        return np.asarray(block_ids)[positions // self.block_size] * self.block_size + positions % self.block_size
+
+    def _write(self, token_ids: Sequence[int], slots: np.ndarray, start: int, fails: bool) -> None:
+        content = int(self.kv_cache[slots[start - 1]]) if start else 0
+        for position in range(start, len(slots)):
+            token_id = token_ids[position] if position < len(token_ids) else 0  # absent after a failed step
+            content = -1 if fails else _mix(content, token_id)
+            self.kv_cache[slots[position]] = content
