@@ -1,0 +1,100 @@
+"""Weights as files store them, turned into dense tensors: GGUF block types, plain floats, GGUF's order of rotary rows.
+
+Works on bytes and shapes; knows neither files nor models. Block layouts: ggml's `ggml-common.h`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo.errors import CheckpointError
+
+__all__ = ["SUPPORTED_TYPES", "dequantize", "unpermute_rope"]
+
+CHUNK_VALUES = 1 << 16
+"""Values converted at a time: intermediates of 256 KiB stay in a core's cache, whatever the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """How `block_size` values lie in `block_bytes` bytes. `decode` turns [blocks, block_bytes] uint8 into
+    [blocks, block_size] of any float type that holds every value exactly."""
+
+    block_size: int
+    block_bytes: int
+    decode: Callable[[torch.Tensor], torch.Tensor]
+
+
+def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """The float16 at byte `start` of each block, as [blocks, 1] float32."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """[blocks, 16] -> [blocks, 32] float32 from 0 to 15: the low halves are the first 16 values."""
+    return torch.cat((packed & 0x0F, packed >> 4), dim=1).float()
+
+
+def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
+    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]) - 8.0)
+
+
+def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    return _half(blocks, 0) * _nibbles(blocks[:, 4:]) + _half(blocks, 2)
+
+
+def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    return _half(blocks, 0) * blocks[:, 2:].view(torch.int8).float()
+
+
+BLOCK_TYPES = {
+    "F32": BlockType(1, 4, lambda blocks: blocks.view(torch.float32)),
+    "F16": BlockType(1, 2, lambda blocks: blocks.view(torch.float16)),
+    "BF16": BlockType(1, 2, lambda blocks: blocks.view(torch.bfloat16)),
+    "Q4_0": BlockType(32, 18, _q4_0),
+    "Q4_1": BlockType(32, 20, _q4_1),
+    "Q8_0": BlockType(32, 34, _q8_0),
+}
+SUPPORTED_TYPES = tuple(BLOCK_TYPES)
+
+
+def dequantize(
+    data: npt.NDArray[np.uint8],
+    dtype_name: str,
+    shape: tuple[int, ...],
+    out_dtype: torch.dtype,
+    *,
+    name: str = "a tensor",
+) -> torch.Tensor:
+    """The tensor of `shape` whose bytes are `data` (one-dimensional, may be a read-only view of a mapped file).
+
+    Computed in float32 and rounded once to `out_dtype`. Raises CheckpointError, naming the tensor as `name`, for a type
+    that is not in SUPPORTED_TYPES.
+    """
+    block_type = BLOCK_TYPES.get(dtype_name)
+    if block_type is None:
+        raise CheckpointError(
+            f"{name} is stored as {dtype_name}, which can't be computed with; supported are {', '.join(BLOCK_TYPES)}."
+        )
+    num_blocks = math.prod(shape) // block_type.block_size
+    assert data.size == num_blocks * block_type.block_bytes, (name, data.size, shape, dtype_name)
+    blocks = data.reshape(num_blocks, block_type.block_bytes)
+    out = torch.empty((num_blocks, block_type.block_size), dtype=out_dtype)
+    step = CHUNK_VALUES // block_type.block_size
+    for start in range(0, num_blocks, step):
+        chunk = torch.from_numpy(blocks[start : start + step].copy())  # torch takes no read-only memory
+        out[start : start + step] = block_type.decode(chunk)
+    return out.view(shape)
+
+
+def unpermute_rope(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows ordered for interleaved rotary pairs -> Hugging Face's halves. `weight` [num_heads · D, ...].
+
+    In each head, rows 0, 2, 4, … become the first half and rows 1, 3, 5, … the second.
+    """
+    pairs = weight.view(num_heads, -1, 2, *weight.shape[1:])
+    return pairs.transpose(1, 2).reshape(weight.shape)

@@ -1,0 +1,81 @@
+"""Dequantised values equal the gguf package's bit for bit; rotary rows end up in transformers' order."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
+
+from octavo.errors import CheckpointError
+from octavo.layers import quantization
+from octavo.layers.quantization import SUPPORTED_TYPES, dequantize, unpermute_rope
+
+BLOCK_BYTES = {name: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] for name in SUPPORTED_TYPES}
+SCALES = np.array([0.0, -0.0, 1.0, -1.0, 65504.0, -65504.0, 6e-8, 6.1e-5, np.inf, -np.inf, np.nan], np.float16)
+
+
+def random_bytes(dtype_name: str, num_values: int, seed: int) -> np.ndarray:
+    block_size, block_bytes = BLOCK_BYTES[dtype_name]
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, num_values // block_size * block_bytes, np.uint8)
+
+
+@pytest.mark.parametrize("dtype_name", SUPPORTED_TYPES)
+@pytest.mark.parametrize("shape", [(32,), (1, 64), (7, 96), (65, 32, 32)])
+def test_random_bytes_decode_as_in_the_gguf_package(dtype_name: str, shape: tuple[int, ...]) -> None:
+    data = random_bytes(dtype_name, int(np.prod(shape)), seed=len(shape))
+    data.flags.writeable = False
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(
+            data.reshape(-1, BLOCK_BYTES[dtype_name][1]), gguf.GGMLQuantizationType[dtype_name]
+        )
+    actual = dequantize(data, dtype_name, shape, torch.float32)
+    assert actual.shape == shape
+    np.testing.assert_array_equal(actual.numpy(), expected.reshape(shape))
+
+
+@pytest.mark.parametrize("dtype_name", ["Q4_0", "Q4_1", "Q8_0"])
+def test_extreme_scales_decode_as_in_the_gguf_package(dtype_name: str) -> None:
+    block_size, block_bytes = BLOCK_BYTES[dtype_name]
+    blocks = random_bytes(dtype_name, len(SCALES) ** 2 * block_size, seed=3).reshape(-1, block_bytes)
+    blocks[:, 0:2] = np.repeat(SCALES, len(SCALES)).view(np.uint8).reshape(-1, 2)
+    if dtype_name == "Q4_1":
+        blocks[:, 2:4] = np.tile(SCALES, len(SCALES)).view(np.uint8).reshape(-1, 2)
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[dtype_name])
+    actual = dequantize(blocks.reshape(-1), dtype_name, expected.shape, torch.float32)
+    np.testing.assert_array_equal(actual.numpy(), expected)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype_name", SUPPORTED_TYPES)
+def test_other_output_types_are_float32_rounded_once(dtype_name: str, out_dtype: torch.dtype) -> None:
+    weights = np.random.default_rng(5).standard_normal((4, 64), np.float32)
+    data = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[dtype_name]).view(np.uint8).reshape(-1)
+    expected = dequantize(data, dtype_name, (4, 64), torch.float32).to(out_dtype)
+    assert torch.equal(dequantize(data, dtype_name, (4, 64), out_dtype), expected)
+
+
+@pytest.mark.parametrize("dtype_name", SUPPORTED_TYPES)
+def test_chunks_do_not_change_the_result(dtype_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random_bytes(dtype_name, 1024, seed=7)
+    whole = dequantize(data, dtype_name, (32, 32), torch.float32)
+    monkeypatch.setattr(quantization, "CHUNK_VALUES", 96)
+    np.testing.assert_array_equal(dequantize(data, dtype_name, (32, 32), torch.float32).numpy(), whole.numpy())
+
+
+def test_an_unsupported_type_is_named_with_the_tensor_and_what_is_supported() -> None:
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is stored as Q4_K.*F32, F16, BF16, Q4_0, Q4_1, Q8_0"):
+        dequantize(np.zeros(144, np.uint8), "Q4_K", (1, 256), torch.float32, name="lm_head.weight")
+
+
+@pytest.mark.parametrize("shape", [(6 * 8, 5), (6 * 8,)])
+def test_rotary_rows_are_reordered_as_transformers_does(shape: tuple[int, ...]) -> None:
+    weight = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    processor = LlamaTensorProcessor(config={"num_attention_heads": 6, "num_key_value_heads": 6})
+    expected = processor.process(weight, name="blk.0.attn_q.weight").weights
+    np.testing.assert_array_equal(unpermute_rope(torch.from_numpy(weight), num_heads=6).numpy(), expected)
+
+
+def test_reordering_puts_even_rows_before_odd_rows_in_each_head() -> None:
+    assert unpermute_rope(torch.arange(12), num_heads=2).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
