@@ -15,7 +15,7 @@ import tokenizers
 
 from octavo.checkpoint.checkpoint import Vocabulary
 from octavo.errors import CheckpointError, InvalidRequestError
-from octavo.text.gguf_vocabulary import SPACE, TokenType, build_pipeline, end_token_ids
+from octavo.text.gguf_pipeline import SPACE, TokenType, build_pipeline
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
@@ -50,7 +50,7 @@ class TokenTable:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     """Names such as "bos_token" and their texts, as chat templates see them."""
     bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
+    eos_token_id: int | None = None
     strips_first_space: bool = False
     """Encoding puts a space before the text, so decoding a whole text takes it away."""
     chat_template: str | None = None
@@ -82,8 +82,8 @@ class Tokenizer:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a turn, as far as the tokenizer's own files say."""
-        return self._table.eos_token_ids
+        """The tokenizer's own end-of-sequence token. `ModelConfig.eos_token_ids` has all that end a turn."""
+        return () if self._table.eos_token_id is None else (self._table.eos_token_id,)
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
@@ -176,7 +176,7 @@ def _from_vocabulary(vocabulary: Vocabulary) -> Tokenizer:
         special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
         special_tokens={name: vocabulary.tokens[i] for name, i in named.items() if i is not None},
         bos_token_id=vocabulary.bos_token_id,
-        eos_token_ids=end_token_ids(vocabulary),
+        eos_token_id=vocabulary.eos_token_id,
         strips_first_space=vocabulary.model == "llama" and vocabulary.add_space_prefix is not False,
         chat_template=vocabulary.chat_template,
     )
@@ -200,15 +200,15 @@ def _from_folder(path: Path) -> Tokenizer:
     special_tokens = {name: _content(config[name]) for name in SPECIAL_TOKEN_NAMES if config.get(name)}
     _add_missing_tokens(pipeline, config, special_tokens.values())
     added = pipeline.get_added_tokens_decoder()
-    eos_token_id = pipeline.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    named = {name: pipeline.token_to_id(token) for name, token in special_tokens.items()}
     table = TokenTable(
         texts=_texts_by_id(pipeline),
         spelling=spelling,
         added_ids=frozenset(added),
         special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
         special_tokens=special_tokens,
-        bos_token_id=pipeline.token_to_id(special_tokens["bos_token"]) if "bos_token" in special_tokens else None,
-        eos_token_ids=() if eos_token_id is None else (eos_token_id,),
+        bos_token_id=named.get("bos_token"),
+        eos_token_id=named.get("eos_token"),
         strips_first_space=strips_first_space,
         chat_template=_chat_template(path, config),
     )

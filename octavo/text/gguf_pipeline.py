@@ -11,16 +11,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from octavo.checkpoint.checkpoint import Vocabulary
+from octavo.checkpoint.gguf_vocabulary import END_OF_TURN_TOKENS
 from octavo.errors import CheckpointError
 from octavo.text.pre_tokenizers import WHOLE_WORD_NAMES, patterns_of
 
-__all__ = ["SPACE", "TokenType", "build_pipeline", "end_token_ids"]
+__all__ = ["SPACE", "TokenType", "build_pipeline"]
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
-
-END_TOKENS = frozenset(
-    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>")
-)  # end a turn or a text by their name alone: a file has room for one end-of-sequence id, many models have two
 
 
 class TokenType(IntEnum):
@@ -40,25 +37,10 @@ def build_pipeline(vocabulary: Vocabulary) -> Tokenizer:
             f"The GGUF vocabulary is of kind {vocabulary.model!r} (tokenizer.ggml.model), which octavo can't read. "
             f"Known: {', '.join(sorted(builders))}. --tokenizer can name a folder with the model's tokenizer.json."
         )
-    if len(vocabulary.token_types) != len(vocabulary.tokens):
-        raise CheckpointError(
-            f"The GGUF vocabulary has {len(vocabulary.tokens)} tokens but {len(vocabulary.token_types)} token types."
-        )
     pipeline = builders[vocabulary.model](vocabulary)
     _add_special_tokens(pipeline, vocabulary)
     _set_first_and_last(pipeline, vocabulary)
     return pipeline
-
-
-def end_token_ids(vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Tokens that end a turn: the file's end-of-sequence token first."""
-    by_name = (
-        token_id
-        for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.token_types.tolist(), strict=True))
-        if kind == TokenType.CONTROL and token in END_TOKENS
-    )
-    own = () if vocabulary.eos_token_id is None else (vocabulary.eos_token_id,)
-    return tuple(dict.fromkeys((*own, *by_name)))
 
 
 def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
@@ -111,14 +93,17 @@ def _merges_from_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _add_special_tokens(pipeline: Tokenizer, vocabulary: Vocabulary) -> None:
-    """Control tokens are recognised in text and hidden from it; user-defined ones are recognised only."""
-    named = {vocabulary.bos_token_id, *end_token_ids(vocabulary)}
+    """Control tokens are recognised in text and hidden from it; user-defined ones are recognised only.
+
+    Tokens that end a turn are control tokens, even where the file calls them user-defined.
+    """
+    named = (vocabulary.bos_token_id, vocabulary.eos_token_id)
     special, plain = [], []
-    for token_id, kind in enumerate(vocabulary.token_types.tolist()):
+    for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.token_types.tolist(), strict=True)):
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN) or token_id in named:
-            special.append(vocabulary.tokens[token_id])
+            special.append(token)
         elif kind == TokenType.USER_DEFINED:
-            plain.append(vocabulary.tokens[token_id])
+            (special if token in END_OF_TURN_TOKENS else plain).append(token)
     pipeline.add_special_tokens(_added(special, special=True))
     pipeline.add_tokens(_added(plain, special=False))
 
