@@ -13,6 +13,7 @@ __all__ = ["SamplingParams"]
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_STOP_STRINGS = 64
 SEED_BITS = 63
+GREEDY_BELOW = 1e-5  # dividing logits by less than this overflows or changes nothing
 
 
 def _fail(name: str, value: object, allowed: str) -> None:
@@ -123,7 +124,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:

@@ -31,9 +31,15 @@ class Weight:
 
 
 class Ops:
-    """The reference provider. Every public method but `pack` and `kv_cache_shape` is an op."""
+    """The reference provider. Every public method but `set_num_threads`, `pack` and `kv_cache_shape` is an op."""
 
     name = "reference"
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """How many CPU threads ops compute on. Not an op. Two pools that compute at once slow each other down several
+        times, so a provider with threads of its own holds torch to one.
+        """
+        torch.set_num_threads(num_threads)
 
     def pack(self, weight: torch.Tensor) -> Weight:
         """Lay out a [N, K] matrix for `linear` and `embedding`. Not an op: called at load."""

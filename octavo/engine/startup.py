@@ -1,0 +1,154 @@
+"""build_engine: from a user's options to an engine that is ready to step, one timed stage after the other."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from octavo.checkpoint.checkpoint import Checkpoint
+from octavo.checkpoint.open import open_checkpoint
+from octavo.config import EngineConfig, Facts, ResolvedConfig, resolve
+from octavo.core.request import RequestLimits
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.step import NewRequest, SchedulerOutput
+from octavo.engine.executor import InlineExecutor, ThreadExecutor
+from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.messages import EngineInfo
+from octavo.kernels.ops import Ops
+from octavo.kernels.provider import resolve_ops
+from octavo.models.loader import load_model
+from octavo.runner.device import available_cpus, free_memory_bytes, measure_flops_per_s
+from octavo.runner.model_runner import ModelRunner
+from octavo.sampling_params import SamplingParams
+
+__all__ = ["StartProgress", "build_engine"]
+
+
+class StartProgress:
+    """Told what the start is doing. This one keeps quiet; the engine process logs, `LLM` draws a bar."""
+
+    def stage_started(self, name: str) -> None:
+        """A stage begins."""
+
+    def stage_finished(self, name: str, seconds: float) -> None:
+        """The stage is over."""
+
+    def weights_read(self, done_bytes: int, total_bytes: int) -> None:
+        """Checkpoint bytes read so far."""
+
+    def resolved(self, config: ResolvedConfig) -> None:
+        """Every value the engine runs with, and why."""
+
+
+class _Stages:
+    def __init__(self, progress: StartProgress) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.progress.stage_started(name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        self.progress.stage_finished(name, self.seconds[name])
+
+
+def build_engine(config: EngineConfig, progress: StartProgress | None = None) -> tuple[LLMEngine, EngineInfo]:
+    """Open the checkpoint, gather facts, resolve the configuration, load the weights, warm up.
+
+    Raises ConfigError for options that can't work, CheckpointError for files that can't be served.
+    """
+    progress = progress or StartProgress()
+    stages = _Stages(progress)
+    with stages.stage("open checkpoint"):
+        checkpoint = open_checkpoint(config.model, config.download_dir, config.revision)
+    with stages.stage("measure machine"):
+        ops, facts = _gather_facts(config, checkpoint)
+        resolved = resolve(config, facts)
+    progress.resolved(resolved)
+    with stages.stage("load weights"):
+        runner = _load_runner(checkpoint, ops, resolved, progress)
+    engine = _assemble(resolved, checkpoint, runner)
+    with stages.stage("warm up"):
+        _warm_up(runner, resolved)
+    return engine, _describe(resolved, checkpoint, stages.seconds)
+
+
+def _gather_facts(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Ops, Facts]:
+    ops = resolve_ops({"auto": "auto", "CPU": "cpu", "REFERENCE": "reference"}[config.attention_backend])
+    num_threads = config.num_threads or available_cpus()
+    ops.set_num_threads(num_threads)
+    dtype = torch.float32 if config.dtype in ("float32", "float") else torch.bfloat16
+    facts = Facts(
+        model=checkpoint.config,
+        provider=ops.name,
+        num_threads=num_threads,
+        free_memory_bytes=free_memory_bytes(),
+        num_parameters=sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
+        flops_per_s=measure_flops_per_s(ops, checkpoint.config.hidden_size, dtype),
+    )
+    return ops, facts
+
+
+def _load_runner(checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progress: StartProgress) -> ModelRunner:
+    total_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
+    done_bytes = 0
+
+    def on_bytes(num_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += num_bytes
+        progress.weights_read(done_bytes, total_bytes)
+
+    dtype = getattr(torch, config.dtype)
+    model = load_model(checkpoint, ops, dtype, config.max_model_len, on_bytes)
+    return ModelRunner(model, ops, config, checkpoint.config, torch.device("cpu"))
+
+
+def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: ModelRunner) -> LLMEngine:
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+    )
+    limits = RequestLimits(
+        vocab_size=checkpoint.config.vocab_size,
+        max_model_len=config.max_model_len,
+        kv_capacity_tokens=config.kv_capacity_tokens,
+    )
+    steps = config.max_steps_in_flight
+    executor = InlineExecutor(runner) if steps == 1 else ThreadExecutor(runner)
+    eos_token_ids = frozenset(checkpoint.config.eos_token_ids)
+    return LLMEngine(scheduler, executor, limits, eos_token_ids, max_steps_in_flight=steps, seed=config.seed)
+
+
+def _warm_up(runner: ModelRunner, config: ResolvedConfig) -> None:
+    """Compute one step of nobody's, so that the first request does not pay for first touches. Its block is free again."""
+    prompt = [0] * min(config.block_size, config.max_num_batched_tokens, config.max_model_len)
+    request = NewRequest(-1, prompt, SamplingParams(temperature=0.0), seed=0)
+    step = SchedulerOutput(-1, [-1], [0], [len(prompt)], [([0],)], [True], new_requests=[request])
+    runner.execute(step)
+    runner.forget([-1])
+
+
+def _describe(config: ResolvedConfig, checkpoint: Checkpoint, start_seconds: dict[str, float]) -> EngineInfo:
+    return EngineInfo(
+        vocab_size=checkpoint.config.vocab_size,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        provider=config.provider,
+        num_threads=config.num_threads,
+        eos_token_ids=list(checkpoint.config.eos_token_ids),
+        start_seconds=start_seconds,
+    )

@@ -1,0 +1,29 @@
+"""Attention: rotary embedding, KV write and paged attention of one layer."""
+
+import torch
+
+from octavo.checkpoint.model_config import ModelConfig
+from octavo.layers.context import StepContext
+
+__all__ = ["Attention"]
+
+
+class Attention:
+    """Grouped-query attention over the paged cache of layer `layer`, within the layer's sliding window if it has one."""
+
+    def __init__(self, config: ModelConfig, layer: int, cos_sin: torch.Tensor) -> None:
+        self.layer = layer
+        self.cos_sin = cos_sin
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
+        self.scale = config.head_dim**-0.5
+        self.window = (config.sliding_windows[layer] or 0) if config.sliding_windows else 0
+
+    def __call__(self, qkv: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T, (Hq + 2·Hkv)·D] -> [T, Hq·D]
+        kv_cache = ctx.kv_caches[self.layer]
+        q = ctx.ops.rope_write_kv(
+            qkv, ctx.positions, self.cos_sin, kv_cache, ctx.slot_mapping, self.num_heads, self.num_kv_heads
+        )
+        return ctx.ops.paged_attention(
+            q, kv_cache, ctx.block_table, ctx.query_start, ctx.seq_lens, self.scale, self.window
+        )

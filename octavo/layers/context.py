@@ -1,0 +1,25 @@
+"""StepContext: everything a model needs to know of the step it computes, passed as an argument."""
+
+from dataclasses import dataclass
+
+import torch
+
+from octavo.kernels.ops import Ops
+
+__all__ = ["StepContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """T tokens of R requests, packed one request after the other."""
+
+    ops: Ops
+    dtype: torch.dtype
+    """Of activations between ops."""
+    positions: torch.Tensor  # [T] int32
+    slot_mapping: torch.Tensor  # [T] int32: where each token's key and value go
+    block_table: torch.Tensor  # [R, max_blocks] int32
+    query_start: torch.Tensor  # [R + 1] int32: first token of each request
+    seq_lens: torch.Tensor  # [R] int32: tokens of each request in the cache after this step
+    logits_rows: torch.Tensor  # [S] int32: tokens whose logits are wanted
+    kv_caches: list[torch.Tensor]  # one a layer, of `Ops.kv_cache_shape`

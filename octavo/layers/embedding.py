@@ -1,0 +1,28 @@
+"""Embedding and LMHead: token ids to the residual stream, and the residual stream to logits."""
+
+import torch
+
+from octavo.kernels.ops import Weight
+from octavo.layers.context import StepContext
+from octavo.models.weights import WeightLoader
+
+__all__ = ["Embedding", "LMHead"]
+
+
+class Embedding:
+    def __init__(self, weights: WeightLoader, name: str, vocab_size: int, hidden_size: int) -> None:
+        self.weight = weights.matrix([f"{name}.weight"], hidden_size, [vocab_size])
+
+    def __call__(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T] -> [T, H] float32
+        return ctx.ops.embedding(token_ids, self.weight)
+
+
+class LMHead:
+    """Logits of the rows that are sampled. Shares the embedding's matrix where the model ties them."""
+
+    def __init__(self, weight: Weight) -> None:
+        self.weight = weight
+
+    def __call__(self, hidden_states: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T, H] -> [S, V] float32
+        rows = ctx.ops.gather_rows(hidden_states, ctx.logits_rows)
+        return ctx.ops.linear(rows, self.weight, None, torch.float32)

@@ -1,0 +1,21 @@
+"""RMSNorm, alone or with the residual addition that precedes it."""
+
+import torch
+
+from octavo.layers.context import StepContext
+from octavo.models.weights import WeightLoader
+
+__all__ = ["RMSNorm"]
+
+
+class RMSNorm:
+    def __init__(self, weights: WeightLoader, name: str, size: int, eps: float) -> None:
+        self.weight = weights.vector([f"{name}.weight"], [size])
+        self.eps = eps
+
+    def __call__(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T, H] float32 -> [T, H]
+        return ctx.ops.rms_norm(residual, self.weight, self.eps, ctx.dtype)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """residual [T, H] float32 += x [T, H], in place; returns its norm [T, H]."""
+        return ctx.ops.add_rms_norm(x, residual, self.weight, self.eps, ctx.dtype)

@@ -1,0 +1,257 @@
+"""LLM: the engine in this process, for offline work. Text in, text out, with a progress bar.
+
+The same LLMEngine, tokenizer and detokenizer serve here and behind the HTTP server.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields
+from itertools import count
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from octavo.checkpoint.open import open_checkpoint
+from octavo.config import EngineConfig
+from octavo.core.step import FinishReason, RequestDelta, TokenLogprobs
+from octavo.engine.messages import AddRequest
+from octavo.engine.startup import StartProgress, build_engine
+from octavo.errors import ConfigError, InvalidRequestError, RequestFailedError
+from octavo.sampling_params import SamplingParams
+from octavo.text.chat_template import ChatTemplate, load_chat_template
+from octavo.text.detokenizer import Detokenizer
+from octavo.text.tokenizer import load_tokenizer
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput"]
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}."""
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a prompt's `n` completions."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry a token, where asked for."""
+    finish_reason: FinishReason | None = None
+    """"stop" (end of sequence, stop token or stop string) or "length"."""
+    stop_reason: int | str | None = None
+    """The stop token or stop string; None for the model's own end of sequence."""
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its completions."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV was taken from the prefix cache."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One completion while it is generated."""
+
+    request: RequestOutput
+    output: CompletionOutput
+    detokenizer: Detokenizer | None
+
+
+class _LoadingBar(StartProgress):
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.task = progress.add_task("Loading weights", total=None)
+
+    def weights_read(self, done_bytes: int, total_bytes: int) -> None:
+        self.progress.update(self.task, completed=done_bytes >> 20, total=total_bytes >> 20)
+
+
+def _progress(show: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, disable=not show, transient=False)
+
+
+def _engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
+    known = [item.name for item in fields(EngineConfig)]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"LLM has no option {name!r}.{hint}")
+    return EngineConfig(model=model, **options)
+
+
+class LLM:
+    """A model, loaded and ready.
+
+    `options` are those of `octavo serve`, as keyword arguments. Raises ConfigError and CheckpointError.
+    """
+
+    def __init__(
+        self, model: str, *, chat_template: str | None = None, use_tqdm: bool = True, **options: Any
+    ) -> None:
+        config = _engine_config(model, options)
+        with _progress(use_tqdm) as progress:
+            self.engine, self.info = build_engine(config, _LoadingBar(progress))
+        source = open_checkpoint(config.tokenizer or config.model, config.download_dir, config.revision)
+        self.tokenizer = load_tokenizer(source.path, source.vocabulary)
+        template = self.tokenizer.chat_template if chat_template is None else load_chat_template(chat_template)
+        self.chat_template = ChatTemplate(template, self.tokenizer.special_tokens)
+        self._sequences: dict[int, _Sequence] = {}
+        self._request_ids = count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; results in the prompts' order.
+
+        Raises InvalidRequestError before anything runs if a prompt can't be served, RequestFailedError if a step failed.
+        """
+        prompt_list = _as_prompts(prompts)
+        encoded = [self._encode(prompt) for prompt in prompt_list]
+        return self._run(encoded, _as_params(sampling_params, len(encoded)), use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several. `template_options` reach the chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        encoded = [self._encode_chat(conversation, template_options) for conversation in conversations]
+        return self._run(encoded, _as_params(sampling_params, len(encoded)), use_tqdm)
+
+    def stream_chat(self, messages: Messages, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+        """Answer one conversation, yielding text as it is generated. Closing the iterator aborts the request."""
+        params = sampling_params or SamplingParams(max_tokens=None)
+        request = self._add(*self._encode_chat(messages, {}), params)
+        output, sent = request.outputs[0], 0
+        try:
+            while output.finish_reason is None:
+                self._step()
+                if len(output.text) > sent:
+                    yield output.text[sent:]
+                    sent = len(output.text)
+        finally:
+            self._abort_all()
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        return None, list(prompt)
+
+    def _encode_chat(self, messages: Messages, template_options: Mapping[str, Any]) -> tuple[str, list[int]]:
+        text = self.chat_template.render([dict(message) for message in messages], **template_options)
+        return text, self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _run(
+        self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        for (_, token_ids), one in zip(prompts, params, strict=True):
+            self.engine.limits.check(token_ids, one)
+        requests = [self._add(text, ids, one) for (text, ids), one in zip(prompts, params, strict=True)]
+        total = len(self._sequences)
+        shown: AbstractContextManager[Progress | None] = _progress(use_tqdm) if use_tqdm else nullcontext()
+        try:
+            with shown as progress:
+                task = progress.add_task("Completions", total=total) if progress else None
+                while self._sequences:
+                    self._step()
+                    if progress and task is not None:
+                        progress.update(task, completed=total - len(self._sequences))
+        finally:
+            self._abort_all()
+        return requests
+
+    def _add(self, text: str | None, token_ids: list[int], params: SamplingParams) -> RequestOutput:
+        request = RequestOutput(text, token_ids, [CompletionOutput(index) for index in range(params.n)])
+        for output in request.outputs:
+            request_id = next(self._request_ids)
+            detokenizer = None
+            if params.detokenize:
+                detokenizer = Detokenizer(
+                    self.tokenizer, params.skip_special_tokens, params.stop, params.include_stop_str_in_output
+                )
+            if params.logprobs is not None:
+                output.logprobs = []
+            self._sequences[request_id] = _Sequence(request, output, detokenizer)
+            self.engine.add_request(
+                AddRequest(
+                    request_id=request_id, prompt_token_ids=token_ids, sampling_params=params, choice=output.index
+                )
+            )
+        return request
+
+    def _step(self) -> None:
+        for delta in self.engine.step():
+            sequence = self._sequences.get(delta.request_id)
+            if sequence is not None:
+                self._apply(sequence, delta)
+
+    def _apply(self, sequence: _Sequence, delta: RequestDelta) -> None:
+        output, detokenizer = sequence.output, sequence.detokenizer
+        if delta.finish_reason == "error":
+            raise RequestFailedError(delta.error or "The engine failed.")
+        sequence.request.num_cached_tokens = max(sequence.request.num_cached_tokens, delta.num_cached_tokens)
+        output.token_ids += delta.new_token_ids
+        if output.logprobs is not None:
+            output.logprobs += delta.logprobs or []
+        output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+        if detokenizer is not None:
+            output.text += detokenizer.append(delta.new_token_ids)
+            if detokenizer.stopped_by is not None:
+                self._stop_at_string(delta.request_id, output, detokenizer)
+            elif delta.finish_reason is not None:
+                output.text += detokenizer.finish()
+        if output.finish_reason is not None:
+            del self._sequences[delta.request_id]
+
+    def _stop_at_string(self, request_id: int, output: CompletionOutput, detokenizer: Detokenizer) -> None:
+        self.engine.finish(request_id, detokenizer.num_tokens)
+        output.token_ids = output.token_ids[: detokenizer.num_tokens]
+        if output.logprobs is not None:
+            output.logprobs = output.logprobs[: detokenizer.num_tokens]
+        output.finish_reason, output.stop_reason = "stop", detokenizer.stopped_by
+
+    def _abort_all(self) -> None:
+        """Leave nothing behind when a run ends early."""
+        for request_id in self._sequences:
+            self.engine.abort(request_id)
+        self._sequences.clear()
+        while self.engine.has_unfinished_requests:
+            self.engine.step()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]  # one prompt of token ids
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if len(params) != num_prompts:
+        raise InvalidRequestError(f"{len(params)} sampling_params were given for {num_prompts} prompts; give one each.")
+    return list(params)

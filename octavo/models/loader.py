@@ -1,0 +1,57 @@
+"""load_model: the model file named by the checkpoint's model_type, built with the checkpoint's weights."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import torch
+
+import octavo.models
+from octavo.checkpoint.checkpoint import Checkpoint
+from octavo.errors import UnknownArchitectureError
+from octavo.kernels.ops import Ops
+from octavo.layers.context import StepContext
+from octavo.models.weights import WeightLoader
+
+__all__ = ["CausalLM", "known_model_types", "load_model"]
+
+NOT_MODELS = {"loader", "weights"}
+
+
+class CausalLM(Protocol):
+    """What every file in `octavo/models` provides as `Model`."""
+
+    def __call__(self, input_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """input_ids [T] int32 -> logits [S, vocab_size] float32 of the tokens in `ctx.logits_rows`."""
+        ...
+
+
+def known_model_types() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(octavo.models.__path__) if module.name not in NOT_MODELS)
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    dtype: torch.dtype,
+    max_model_len: int,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> CausalLM:
+    """Build the checkpoint's model.
+
+    Raises CheckpointError for weights that are missing, surplus or misshapen, UnknownArchitectureError for a model_type
+    without a file here.
+    """
+    model_type = checkpoint.config.model_type
+    if model_type not in known_model_types():
+        raise UnknownArchitectureError(
+            f"{checkpoint.path}: model type {model_type!r} is not supported; supported are "
+            f"{', '.join(known_model_types())}."
+        )
+    weights = WeightLoader(checkpoint, ops, dtype, on_bytes)
+    module = importlib.import_module(f"octavo.models.{model_type}")
+    model = cast(CausalLM, module.Model(checkpoint.config, weights, max_model_len))
+    tied = ("lm_head.weight",) if checkpoint.config.tie_word_embeddings else ()
+    weights.finish(ignored=tied)
+    return model

@@ -1,0 +1,116 @@
+"""InputBatch: what the runner keeps of each request between steps, as rows of numpy arrays, and a step's inputs from it.
+
+Knows tokens and blocks; sampling state is `sampler`'s, in rows of the same numbers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.core.step import SchedulerOutput
+
+__all__ = ["InputBatch", "StepInputs"]
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step's inputs: T tokens of R requests, S of them sampled."""
+
+    rows: npt.NDArray[np.intp]  # [R]: each request's row in the InputBatch
+    input_ids: Int32Array  # [T]
+    positions: Int32Array  # [T]
+    slot_mapping: Int32Array  # [T]
+    block_table: Int32Array  # [R, max_blocks]
+    query_start: Int32Array  # [R + 1]
+    seq_lens: Int32Array  # [R]
+    sampled: npt.NDArray[np.intp]  # [S]: indices into the R requests
+    logits_rows: Int32Array  # [S]: indices into the T tokens
+
+
+class InputBatch:
+    """Rows are given out when a request is first scheduled and taken back when it finishes; a preempted request keeps
+    its row, and with it its tokens.
+    """
+
+    def __init__(self, num_rows: int, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        # Untouched pages of these cost nothing, so that a long context does not.
+        self.token_ids = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
+        self.block_table = np.zeros((num_rows, -(-max_model_len // block_size) + 1), dtype=np.int32)
+        self.num_blocks = np.zeros(num_rows, dtype=np.int32)
+        self.row_of: dict[int, int] = {}
+        self._free_rows = list(range(num_rows))[::-1]
+
+    def add(self, request_id: int, token_ids: Sequence[int]) -> int:
+        """Give the request a row and return it."""
+        if not self._free_rows:
+            self._grow()
+        row = self._free_rows.pop()
+        self.row_of[request_id] = row
+        self.token_ids[row, : len(token_ids)] = token_ids
+        self.num_blocks[row] = 0
+        return row
+
+    def remove(self, request_id: int) -> int | None:
+        """Take the request's row back and return it; None if it never had one."""
+        row = self.row_of.pop(request_id, None)
+        if row is not None:
+            self._free_rows.append(row)
+        return row
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.num_blocks)
+
+    def _grow(self) -> None:
+        """Double the rows: preempted requests keep theirs, so there can be more than `max_num_seqs`."""
+        num_rows = self.num_rows
+        for name in ("token_ids", "block_table", "num_blocks"):
+            array = getattr(self, name)
+            setattr(self, name, np.concatenate((array, np.zeros_like(array))))
+        self._free_rows = list(range(num_rows, 2 * num_rows))[::-1]
+
+    def apply(self, step: SchedulerOutput) -> None:
+        """Bring the block tables up to date with what the scheduler allocated."""
+        for request_id in step.reset_request_ids:
+            self.num_blocks[self.row_of[request_id]] = 0
+        for request_id, groups in zip(step.request_ids, step.new_block_ids, strict=True):
+            (new_blocks,) = groups
+            if new_blocks:
+                row = self.row_of[request_id]
+                start = self.num_blocks[row]
+                self.block_table[row, start : start + len(new_blocks)] = new_blocks
+                self.num_blocks[row] += len(new_blocks)
+
+    def prepare(self, step: SchedulerOutput) -> StepInputs:
+        """The step's inputs; `apply` has been called."""
+        rows = np.array([self.row_of[request_id] for request_id in step.request_ids], dtype=np.intp)
+        computed = np.array(step.num_computed_tokens, dtype=np.int32)
+        scheduled = np.array(step.num_scheduled_tokens, dtype=np.int32)
+        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(scheduled, out=query_start[1:])
+        token_rows = np.repeat(rows, scheduled)
+        positions = np.arange(query_start[-1], dtype=np.int32) + np.repeat(computed - query_start[:-1], scheduled)
+        blocks = self.block_table[token_rows, positions // self.block_size]
+        seq_lens = computed + scheduled
+        max_blocks = -(-int(seq_lens.max()) // self.block_size)
+        sampled = np.flatnonzero(step.samples)
+        return StepInputs(
+            rows=rows,
+            input_ids=self.token_ids[token_rows, positions],
+            positions=positions,
+            slot_mapping=blocks * self.block_size + positions % self.block_size,
+            block_table=self.block_table[rows, :max_blocks],
+            query_start=query_start,
+            seq_lens=seq_lens,
+            sampled=sampled,
+            logits_rows=query_start[1:][sampled] - 1,
+        )
+
+    def append(self, inputs: StepInputs, token_ids: npt.NDArray[np.int64]) -> None:
+        """Store the step's sampled tokens [S], each after its request's last."""
+        self.token_ids[inputs.rows[inputs.sampled], inputs.seq_lens[inputs.sampled]] = token_ids

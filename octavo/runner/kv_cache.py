@@ -1,0 +1,28 @@
+"""The KV pool: one zeroed cache tensor a layer, committed page by page as blocks are first written."""
+
+import mmap
+
+import numpy as np
+import torch
+
+from octavo.checkpoint.model_config import ModelConfig
+from octavo.kernels.ops import Ops
+
+__all__ = ["allocate_kv_caches"]
+
+
+def allocate_kv_caches(
+    ops: Ops, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """One cache a layer, of `Ops.kv_cache_shape`, filled with zeros."""
+    shape = ops.kv_cache_shape(num_blocks, block_size, model.num_key_value_heads, model.head_dim)
+    if device.type != "cpu":
+        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_hidden_layers)]
+    return [_zeros_on_demand(shape, dtype) for _ in range(model.num_hidden_layers)]
+
+
+def _zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose memory the kernel hands out when first written: an idle pool costs nothing, and no start-up time."""
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
