@@ -29,6 +29,7 @@ class KVCacheManager:
         self.num_groups = num_groups
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
+        self._no_blocks: BlockTables = tuple([] for _ in range(num_groups))
         self._tables: dict[int, BlockTables] = {}
         self._num_registered: dict[int, int] = {}  # leading blocks of each request's tables that were offered for reuse
 
@@ -65,6 +66,8 @@ class KVCacheManager:
         has too few."""
         tables = self._tables[request.request_id]
         num_new = self._num_blocks(request.num_computed_tokens + num_new_tokens) - len(tables[0])
+        if not num_new:
+            return self._no_blocks
         if num_new * self.num_groups > self.pool.num_free:
             return None
         new_block_ids = tuple(self.pool.allocate(num_new) for _ in tables)
@@ -74,7 +77,8 @@ class KVCacheManager:
 
     def register_full_blocks(self, request: Request) -> None:
         """Offer for reuse the blocks that became full of known, scheduled tokens."""
-        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        num_computed, num_known = request.num_computed_tokens, len(request.token_ids)
+        num_full = (num_computed if num_computed < num_known else num_known) // self.block_size
         num_registered = self._num_registered[request.request_id]
         if num_full <= num_registered or not self.enable_prefix_caching:
             return

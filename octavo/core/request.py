@@ -14,7 +14,7 @@ __all__ = ["Request", "RequestLimits"]
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What the model and the pool can hold: checked by the API process before it queues a request, and by the engine."""
+    """What the model and the pool can hold: checked by the API process before queueing, and by the engine."""
 
     vocab_size: int
     max_model_len: int
@@ -147,8 +147,9 @@ class Request:
     @property
     def gap(self) -> int:
         """Tokens left to compute: all but the one that reaches `max_tokens`."""
+        num_tokens = len(self.token_ids) + self.num_placeholders
         last = self.num_prompt_tokens + self.max_tokens - 1
-        return min(len(self.token_ids) + self.num_placeholders, last) - self.num_computed_tokens
+        return (num_tokens if num_tokens < last else last) - self.num_computed_tokens
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add an accepted token. Returns why it ends the request, None when it does not."""

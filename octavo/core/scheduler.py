@@ -30,8 +30,6 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     """Most tokens in a step. Bounds the time between a running request's tokens; also caps the running requests, so
     that each can have a token in every step."""
-    max_model_len: int
-    """Most tokens of a request's prompt and output."""
     num_blocks: int
     """KV-cache blocks, shared by all groups."""
     block_size: int
@@ -101,9 +99,8 @@ class Scheduler:
 
     def add_request(self, request: Request) -> None:
         """Queue a request that `RequestLimits` let pass."""
-        num_tokens = request.num_prompt_tokens + request.max_tokens
         assert request.request_id not in self._requests
-        assert num_tokens <= min(self.config.max_model_len, self.config.kv_capacity_tokens + 1)
+        assert request.num_prompt_tokens + request.max_tokens - 1 <= self.config.kv_capacity_tokens
         self._num_received += 1
         self._requests[request.request_id] = self._waiting[request.request_id] = request
 
@@ -190,10 +187,10 @@ class Scheduler:
         were short."""
         token_budget = self.config.max_num_batched_tokens
         running = list(self._running.values())
-        num_reserved = sum(request.gap == 1 for request in running)  # a long chunk leaves each decode its token
+        gaps = [request.gap for request in running]
+        num_reserved = gaps.count(1)  # a long chunk leaves each decode its token
         num_preemptions = self._num_preemptions
-        for request in running:
-            gap = request.gap
+        for request, gap in zip(running, gaps, strict=True):
             if gap == 1:
                 num_reserved -= 1
             num_new_tokens = min(gap, token_budget - num_reserved)
