@@ -98,7 +98,8 @@ def _add_special_tokens(pipeline: Tokenizer, vocabulary: Vocabulary) -> None:
     Tokens that end a turn are control tokens, even where the file calls them user-defined.
     """
     named = (vocabulary.bos_token_id, vocabulary.eos_token_id)
-    special, plain = [], []
+    special: list[str] = []
+    plain: list[str] = []
     for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.token_types.tolist(), strict=True)):
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN) or token_id in named:
             special.append(token)
