@@ -1,0 +1,112 @@
+"""FolderCheckpoint: a Hugging Face folder with config.json and weights in one or several safetensors files.
+
+Owns which files make a checkpoint; `hf_config` and `safetensors` own their contents.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.checkpoint.checkpoint import Vocabulary
+from octavo.checkpoint.hf_config import parse_config
+from octavo.checkpoint.model_config import ModelConfig, TensorInfo
+from octavo.checkpoint.safetensors import SafetensorsFile, parse_json
+from octavo.errors import CheckpointError
+
+__all__ = ["FolderCheckpoint"]
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+UNUSED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")
+"""Old checkpoints store the rotary frequencies; they follow from the configuration."""
+MAX_JSON_BYTES = 100_000_000
+
+
+class FolderCheckpoint:
+    """A folder opened as a Checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError naming the file and the key or tensor at fault."""
+        self.path = path
+        config_path, generation_path = path / "config.json", path / "generation_config.json"
+        values = _read_json(config_path)
+        generation = _read_json(generation_path) if generation_path.exists() else {}
+        self.vocabulary: Vocabulary | None = None
+        config = parse_config(config_path, values, generation)
+        files = _open_weights(path)
+        tensors = _merge(files)
+        self.config: ModelConfig = replace(config, dtype=config.dtype or _main_dtype(tensors))
+        if self.config.tie_word_embeddings:
+            tensors.pop("lm_head.weight", None)
+        self.tensors: Mapping[str, TensorInfo] = tensors
+        self._mapped = {file.path: file.file for file in files}
+
+    def read(self, name: str) -> npt.NDArray[np.uint8]:
+        info = self.tensors[name]
+        return self._mapped[info.path].view(info.offset, info.num_bytes)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path}: is larger than {MAX_JSON_BYTES} bytes.")
+        return parse_json(path, path.read_bytes(), "the file")
+    except OSError as error:
+        raise CheckpointError(f"{path}: can't be read: {error.strerror}.") from error
+
+
+def _open_weights(folder: Path) -> list[SafetensorsFile]:
+    if (folder / SINGLE).exists():
+        return [SafetensorsFile(folder / SINGLE)]
+    index_path = folder / INDEX
+    if not index_path.exists():
+        raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
+    weight_map = _read_json(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
+        raise CheckpointError(f"{index_path}: weight_map is not an object of tensor names and file names.")
+    files = {}
+    for name, shard in weight_map.items():
+        if shard not in files:
+            if not (folder / shard).exists():
+                raise CheckpointError(f"{folder}: {shard} is missing; {INDEX} says that it holds {name!r}.")
+            files[shard] = SafetensorsFile(folder / shard)
+        if name not in files[shard].tensors:
+            raise CheckpointError(f"{folder / shard}: tensor {name!r} is missing; {INDEX} says that it is there.")
+    return list(files.values())
+
+
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith(".safetensors") and Path(value).name == value and "\0" not in value
+
+
+def _why_no_weights(folder: Path) -> str:
+    message = f"no weights: neither {SINGLE} nor {INDEX} is there."
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
+        return (
+            f"{message} PyTorch's .bin and .pth files are not read, because opening one can run code. Convert them to "
+            "safetensors: transformers' from_pretrained(...).save_pretrained(...) writes it."
+        )
+    return message
+
+
+def _merge(files: list[SafetensorsFile]) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        for name, info in file.tensors.items():
+            if name in tensors:
+                raise CheckpointError(f"{file.path}: tensor {name!r} is also in {tensors[name].path.name}.")
+            if not UNUSED.fullmatch(name):
+                tensors[name] = info
+    return tensors
+
+
+def _main_dtype(tensors: Mapping[str, TensorInfo]) -> str:
+    types = Counter(info.dtype for info in tensors.values() if len(info.shape) > 1)
+    name = types.most_common(1)[0][0] if types else "BF16"
+    return DTYPES.get(name, name)

@@ -1,0 +1,170 @@
+"""Hugging Face's config.json as a ModelConfig, with transformers' defaults, for the model types known here.
+
+Reads no file; knows nothing of tensors. The table PARSERS is the list of what can be read.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from octavo.checkpoint.fields import Fields
+from octavo.checkpoint.model_config import MAX_LAYERS, ModelConfig, RopeConfig
+from octavo.errors import UnknownArchitectureError
+
+__all__ = ["PARSERS", "parse_config"]
+
+DTYPES = ("float32", "bfloat16", "float16")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+def parse_config(path: Path, values: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+    """`values` is config.json's object, `path` its place, `generation` generation_config.json's object or empty.
+
+    The result's dtype is empty where config.json names none. Raises CheckpointError naming path and key,
+    UnknownArchitectureError for a model_type that isn't in PARSERS.
+    """
+    fields = Fields(path, values)
+    model_type = fields.text("model_type", "")
+    if model_type not in PARSERS:
+        raise UnknownArchitectureError(
+            f"{path}: model_type {model_type[:80]!r} is not supported; known: {', '.join(sorted(PARSERS))}."
+        )
+    if fields.get("quantization_config") is not None:
+        fields.fail("quantization_config", "is set: quantised Hugging Face checkpoints are not supported.")
+    sizes = _sizes(fields)
+    return ModelConfig(
+        model_type=model_type,
+        **sizes,
+        **PARSERS[model_type](fields, sizes["num_hidden_layers"]),
+        rope=_rope(fields),
+        dtype=_dtype(fields),
+        eos_token_ids=_token_ids(Fields(path.with_name("generation_config.json"), generation), "eos_token_id")
+        or _token_ids(fields, "eos_token_id"),
+        bos_token_id=fields.optional_integer("bos_token_id"),
+        extra=values,
+    ).check(path)
+
+
+def _sizes(fields: Fields) -> dict[str, Any]:
+    """What every model type has, by the same keys."""
+    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    head_dim = fields.optional_integer("head_dim", low=1)
+    if head_dim is None and hidden_size % num_heads:
+        fields.fail("hidden_size", f"is {hidden_size}, which {num_heads} attention heads can't share evenly.")
+    return {
+        "vocab_size": fields.integer("vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.integer("intermediate_size"),
+        "num_hidden_layers": fields.integer("num_hidden_layers", high=MAX_LAYERS),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": fields.integer("num_key_value_heads", num_heads),
+        "head_dim": head_dim or hidden_size // num_heads,
+        "max_position_embeddings": fields.integer("max_position_embeddings"),
+        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "hidden_act": fields.text("hidden_act", "silu"),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", False),
+    }
+
+
+def _llama(fields: Fields, num_layers: int) -> dict[str, Any]:
+    attention_bias = fields.flag("attention_bias", False)
+    return {
+        "attention_bias": attention_bias,
+        "attention_output_bias": attention_bias,
+        "mlp_bias": fields.flag("mlp_bias", False),
+        "sliding_windows": (None,) * num_layers,
+    }
+
+
+def _mistral(fields: Fields, num_layers: int) -> dict[str, Any]:
+    return {"sliding_windows": (_window(fields),) * num_layers}
+
+
+def _qwen2(fields: Fields, num_layers: int) -> dict[str, Any]:
+    window = _window(fields) if fields.flag("use_sliding_window", False) else None
+    layer_types = fields.get("layer_types")
+    if layer_types is None:
+        first = fields.integer("max_window_layers", 28, low=0)
+        windows = [window if layer >= first else None for layer in range(num_layers)]
+    else:
+        if not isinstance(layer_types, list) or len(layer_types) != num_layers:
+            fields.fail("layer_types", f"is not a list of {num_layers} entries, one a layer.")
+        windows = [window if layer_type == "sliding_attention" else None for layer_type in layer_types]
+        unknown = [t for t in layer_types if t not in ("sliding_attention", "full_attention")]
+        if unknown:
+            fields.fail("layer_types", f"has {str(unknown[0])[:80]!r}; sliding_attention and full_attention are known.")
+    return {"attention_bias": True, "sliding_windows": tuple(windows)}
+
+
+PARSERS: dict[str, Callable[[Fields, int], dict[str, Any]]] = {"llama": _llama, "mistral": _mistral, "qwen2": _qwen2}
+
+
+def _window(fields: Fields) -> int | None:
+    """null is no window; an absent key is transformers' default."""
+    if "sliding_window" not in fields.values:
+        return 4096
+    return fields.optional_integer("sliding_window", low=1)
+
+
+def _dtype(fields: Fields) -> str:
+    dtype = fields.text("dtype", fields.text("torch_dtype", ""))
+    return dtype if dtype in DTYPES else ""
+
+
+def _token_ids(fields: Fields, key: str) -> tuple[int, ...]:
+    value = fields.get(key)
+    if isinstance(value, list):
+        singles = (Fields(fields.path, {key: item}) for item in value)
+        return tuple(dict.fromkeys(single.integer(key, low=0) for single in singles))
+    single = fields.optional_integer(key)
+    return () if single is None else (single,)
+
+
+def _rope(fields: Fields) -> RopeConfig:
+    """`rope_parameters` (transformers 5), or `rope_scaling` with `rope_theta` beside it (before)."""
+    key = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    values = fields.get(key)
+    if values is None:
+        values = {}
+    if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
+        fields.fail(key, "is not one flat object for all layers.")
+    rope = Fields(fields.path, {f"{key}.{name}": value for name, value in values.items()}, prefix=f"{key}.")
+    rope_type = rope.text("rope_type", rope.text("type", "default"))
+    if rope_type not in ROPE_TYPES:
+        rope.fail("rope_type", f"is {rope_type[:80]!r}; supported: {', '.join(ROPE_TYPES)}.")
+    if rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
+        rope.fail("partial_rotary_factor", "is not 1: rotating a part of each head is not supported.")
+    if not rope.flag("truncate", True):
+        rope.fail("truncate", "is false, which is not supported.")
+    theta = rope.number("rope_theta", fields.number("rope_theta", 10_000.0))
+    if rope_type == "default":
+        return RopeConfig(rope_theta=theta)
+    original = fields.optional_integer("original_max_position_embeddings", low=1) or rope.optional_integer(
+        "original_max_position_embeddings", low=1
+    )
+    length = fields.integer("max_position_embeddings")
+    if rope_type in ("llama3", "yarn"):
+        original = original or length
+    needs_factor = not (rope_type == "yarn" and original)
+    factor = rope.number("factor", None if needs_factor else length / (original or length))
+    return RopeConfig(
+        rope_type=rope_type,
+        rope_theta=theta,
+        factor=factor,
+        low_freq_factor=rope.number("low_freq_factor", None if rope_type == "llama3" else 1.0),
+        high_freq_factor=rope.number("high_freq_factor", None if rope_type == "llama3" else 4.0),
+        original_max_position_embeddings=original,
+        attention_factor=_attention_factor(rope, factor),
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+    )
+
+
+def _attention_factor(rope: Fields, factor: float) -> float | None:
+    """YaRN's, where the file gives it or the two `mscale` values it follows from."""
+    given = rope.optional_number("attention_factor")
+    mscale, mscale_all_dim = rope.optional_number("mscale"), rope.optional_number("mscale_all_dim")
+    if given is not None or mscale is None or mscale_all_dim is None or factor <= 1.0:
+        return given
+    return (0.1 * mscale * math.log(factor) + 1.0) / (0.1 * mscale_all_dim * math.log(factor) + 1.0)
