@@ -1,0 +1,70 @@
+"""Choice: one completion in the making. Token deltas in, text out; ends by a stop string or as the engine says.
+
+Shared by the server and the offline `LLM`. Knows no HTTP and no engine: its reader reports a stop string to the engine.
+"""
+
+from dataclasses import dataclass
+
+from octavo.core.step import RequestDelta, TokenLogprobs
+from octavo.errors import RequestFailedError
+from octavo.sampling_params import SamplingParams
+from octavo.text.detokenizer import Detokenizer
+from octavo.text.tokenizer import Tokenizer
+
+__all__ = ["Choice", "Piece"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one delta adds to a choice."""
+
+    text: str
+    token_ids: list[int]
+    """Tokens that count; of those that came after a stop string nothing is kept."""
+    logprobs: list[TokenLogprobs] | None
+    """One entry a token, where asked for."""
+    finish_reason: str | None
+    """"stop" or "length", in the last piece."""
+    stop_reason: int | str | None
+    """The stop token or stop string that ended the choice; None for the end-of-sequence token."""
+
+
+class Choice:
+    """The text of the pieces joined is the choice's text, however the tokens are split over deltas."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._detokenizer = Detokenizer(
+            tokenizer, params.skip_special_tokens, params.stop, params.include_stop_str_in_output
+        )
+        self._shows_stop = params.include_stop_str_in_output
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        """Prompt tokens that came from the prefix cache."""
+        self.is_finished = False
+
+    def append(self, delta: RequestDelta) -> Piece:
+        """Raises RequestFailedError when the engine gave the request up."""
+        if delta.finish_reason in ("error", "abort"):
+            self.is_finished = True
+            raise RequestFailedError(delta.error or "The engine aborted the request.")
+        self.num_cached_tokens = delta.num_cached_tokens
+        text = self._text(delta)
+        stopped_by = self._detokenizer.stopped_by
+        token_ids, logprobs = delta.new_token_ids, delta.logprobs
+        finish_reason: str | None = delta.finish_reason
+        stop_reason: int | str | None = delta.stop_reason
+        if stopped_by is not None:
+            num_kept = self._detokenizer.num_tokens - self.num_tokens
+            token_ids = token_ids[:num_kept]
+            logprobs = None if logprobs is None else logprobs[:num_kept]
+            finish_reason, stop_reason = "stop", stopped_by
+        self.num_tokens += len(token_ids)
+        self.is_finished = finish_reason is not None
+        return Piece(text, token_ids, logprobs, finish_reason, stop_reason)
+
+    def _text(self, delta: RequestDelta) -> str:
+        shown = delta.new_token_ids
+        if delta.finish_reason == "stop" and not self._shows_stop:
+            shown = shown[:-1]  # the end-of-sequence or stop token is no text
+        text = self._detokenizer.append(shown)
+        return text + self._detokenizer.finish() if delta.finish_reason is not None else text

@@ -1,0 +1,82 @@
+"""EngineProcess: starts the engine's process and knows when it is gone. The parent's side of `engine/process.py`.
+
+Imports little: it runs before anything else in the API process. Knows nothing of requests.
+"""
+
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
+
+import msgspec
+
+from octavo.config import EngineConfig
+
+__all__ = ["ENGINE_COMMAND", "EngineProcess", "Launch", "read_launch"]
+
+ENGINE_COMMAND = (sys.executable, "-m", "octavo.engine.process")
+EXIT_GRACE_S = 2.0
+_LENGTH = struct.Struct("<I")
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent writes to the engine's standard input, after its length in four bytes."""
+
+    config: EngineConfig
+    folder: str
+    """Private to this user; removed by whichever of the two processes ends last."""
+    started_at: float
+    """Unix time."""
+
+    @property
+    def address(self) -> str:
+        """Where the parent binds and the engine connects."""
+        return f"ipc://{self.folder}/engine"
+
+
+def read_launch(stream: BinaryIO) -> Launch:
+    (num_bytes,) = _LENGTH.unpack(stream.read(_LENGTH.size))
+    return msgspec.msgpack.decode(stream.read(num_bytes), type=Launch)
+
+
+class EngineProcess:
+    """A running engine.
+
+    Invariant: the engine ends when the write end of its standard input closes, which the kernel does for a parent that
+    is killed; nothing else holds that end.
+    """
+
+    def __init__(self, config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        launch = Launch(config=config, folder=tempfile.mkdtemp(prefix="octavo-"), started_at=time.time())
+        self._folder = launch.folder
+        self.address = launch.address
+        # The engine's stray prints belong to the log, not to what the command line prints.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr.fileno())
+        message = msgspec.msgpack.encode(launch)
+        assert self._process.stdin is not None
+        self._process.stdin.write(_LENGTH.pack(len(message)) + message)
+        self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def when_gone(self, callback: Callable[[int], None]) -> None:
+        """Call `callback(exit status)` from a thread of its own, once the process is gone."""
+        threading.Thread(target=lambda: callback(self._process.wait()), name="engine-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """End the process, forcibly if need be, and remove the private folder."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(EXIT_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,169 @@
+"""EngineMetrics: what Prometheus scrapes. Names are vLLM's, and those of the article that describes it.
+
+Counters and gauges are read from the last SchedulerStats, so that one scrape agrees with itself: received = waiting +
+running + finished by reason. Latencies are observed here, in the API process.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from octavo.core.scheduler import SchedulerStats
+from octavo.core.step import FinishReason
+
+__all__ = ["EngineMetrics", "RequestTimer"]
+
+FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+                       160, 640, 2560)  # fmt: skip
+TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+
+IDLE = SchedulerStats(
+    num_waiting=0,
+    num_running=0,
+    num_used_blocks=0,
+    num_blocks=0,
+    num_received=0,
+    num_finished={"stop": 0, "length": 0, "abort": 0, "error": 0},
+    num_preemptions=0,
+    prefix_cache_queries=0,
+    prefix_cache_hits=0,
+    num_prompt_tokens=0,
+    num_generation_tokens=0,
+)
+
+
+class EngineMetrics:
+    """One engine's metrics in a registry of their own. `stats` is replaced whole after every step."""
+
+    def __init__(self, model_name: str) -> None:
+        self.stats = IDLE
+        self._registry = CollectorRegistry()
+        self._registry.register(_StatsCollector(self, model_name))
+
+        def histogram(name: str, documentation: str, buckets: Iterable[float]) -> Histogram:
+            metric = Histogram(
+                f"vllm:{name}", documentation, ["model_name"], registry=self._registry, buckets=tuple(buckets)
+            )
+            return metric.labels(model_name)
+
+        self._first_token = histogram(
+            "time_to_first_token_seconds", "From a request's arrival to its first token.", FIRST_TOKEN_BUCKETS
+        )
+        self._inter_token = histogram(
+            "inter_token_latency_seconds", "Between a request's tokens, the first excepted.", TOKEN_BUCKETS
+        )
+        self._whole = histogram(
+            "e2e_request_latency_seconds", "From a request's arrival to its last token.", REQUEST_BUCKETS
+        )
+        self._whole_alias = histogram(
+            "request_latency_seconds", "The same as vllm:e2e_request_latency_seconds.", REQUEST_BUCKETS
+        )
+        self._prefill = histogram(
+            "prefill_latency_seconds", "From arrival to the first token of a finished request.", REQUEST_BUCKETS
+        )
+        self._decode = histogram(
+            "decode_latency_seconds", "From the first to the last token of a finished request.", REQUEST_BUCKETS
+        )
+
+    def exposition(self) -> bytes:
+        """Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def observe_first_token(self, seconds: float) -> None:
+        self._first_token.observe(seconds)
+
+    def observe_inter_token(self, seconds: float, num_tokens: int) -> None:
+        """`num_tokens` that came together, `seconds` after the one before."""
+        for _ in range(num_tokens):
+            self._inter_token.observe(seconds / num_tokens)
+
+    def observe_finished(self, to_first_token: float, whole: float) -> None:
+        self._whole.observe(whole)
+        self._whole_alias.observe(whole)
+        self._prefill.observe(to_first_token)
+        self._decode.observe(whole - to_first_token)
+
+
+class RequestTimer:
+    """The times of one engine request, from its arrival here."""
+
+    __slots__ = ("_arrived", "_first_token", "_last_token", "_metrics")
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+        self._arrived = time.perf_counter()
+        self._first_token: float | None = None
+        self._last_token = 0.0
+
+    def tokens(self, num_tokens: int, now: float) -> None:
+        if not num_tokens:
+            return
+        if self._first_token is None:
+            self._first_token = self._last_token = now
+            self._metrics.observe_first_token(now - self._arrived)
+            num_tokens -= 1
+        if num_tokens:
+            self._metrics.observe_inter_token(now - self._last_token, num_tokens)
+        self._last_token = now
+
+    def finished(self) -> None:
+        """Call for a request that ended well."""
+        if self._first_token is not None:
+            self._metrics.observe_finished(self._first_token - self._arrived, self._last_token - self._arrived)
+
+
+class _StatsCollector(Collector):
+    def __init__(self, metrics: EngineMetrics, model_name: str) -> None:
+        self._metrics = metrics
+        self._labels = [model_name]
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._metrics.stats
+        usage = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
+        finished = stats.num_finished
+        yield self._gauge("num_requests_running", "Requests in the running batch.", stats.num_running)
+        yield self._gauge("num_requests_waiting", "Requests waiting to be scheduled.", stats.num_waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, from 0 to 1.", usage)
+        yield self._gauge("gpu_cache_usage", "The same as vllm:kv_cache_usage_perc.", usage)
+        free = stats.num_blocks - stats.num_used_blocks
+        yield self._gauge("num_available_blocks", "KV blocks that are free or hold only cached prefixes.", free)
+        yield self._counter("num_requests", "Requests received by the engine.", stats.num_received)
+        yield self._plain("num_requests_succeeded", "Requests that finished.", finished["stop"] + finished["length"])
+        yield self._plain("num_requests_failed", "Requests that ended with an error.", finished["error"])
+        yield self._finished(finished)
+        yield self._counter("num_preemptions", "Times a running request was put back.", stats.num_preemptions)
+        for name in ("prompt_tokens", "input_tokens"):
+            yield self._counter(name, "Prompt tokens of admitted requests.", stats.num_prompt_tokens)
+        for name in ("generation_tokens", "generated_tokens"):
+            yield self._counter(name, "Tokens generated.", stats.num_generation_tokens)
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_cache_hits)
+
+    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
+        metric = GaugeMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
+        metric.add_metric(self._labels, value)
+        return metric
+
+    def _counter(self, name: str, documentation: str, value: float) -> Metric:
+        """Exposed with `_total` at its end."""
+        metric = CounterMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
+        metric.add_metric(self._labels, value)
+        return metric
+
+    def _plain(self, name: str, documentation: str, value: float) -> Metric:
+        """A counter that has no `_total` in its name, which the library's counters can't do without."""
+        metric = UnknownMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
+        metric.add_metric(self._labels, value)
+        return metric
+
+    def _finished(self, finished: dict[FinishReason, int]) -> Metric:
+        labels = ["model_name", "finished_reason"]
+        metric = CounterMetricFamily("vllm:request_success", "Finished requests by reason.", labels=labels)
+        for reason, count in finished.items():
+            metric.add_metric([*self._labels, reason], count)
+        return metric

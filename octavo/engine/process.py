@@ -1,0 +1,183 @@
+"""The engine's process: takes requests from a socket, steps the engine, sends the deltas back.
+
+Run as `python -m octavo.engine.process` by `engine/launch.py`. Knows no text and no HTTP. Imports torch only once it
+watches its parent.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from octavo.config import EngineConfig
+from octavo.core.scheduler import SchedulerStats
+from octavo.core.step import RequestDelta
+from octavo.engine.launch import read_launch
+from octavo.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    FinishRequest,
+    FromEngine,
+    StepResult,
+    ToEngine,
+)
+from octavo.errors import InvalidRequestError, OctavoError
+
+__all__ = ["BuildEngine", "Channel", "Engine", "EngineLoop", "main"]
+
+MAX_UNREAD_RESULTS = 1000
+"""Results the API process may leave unread before the engine merges them instead of sending more."""
+LAST_WORDS_MS = 2000
+
+
+class Engine(Protocol):
+    """What the loop needs of an `LLMEngine`."""
+
+    def add_request(self, request: AddRequest) -> None: ...
+    def abort(self, request_id: int) -> None: ...
+    def finish(self, request_id: int, num_tokens: int) -> None: ...
+    def step(self) -> list[RequestDelta]: ...
+    def stats(self) -> SchedulerStats: ...
+    @property
+    def has_unfinished_requests(self) -> bool: ...
+
+
+BuildEngine = Callable[[EngineConfig], tuple[Engine, EngineInfo]]
+
+
+class Channel:
+    """The engine's end of the socket. Never waits for the API process to read."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(MAX_UNREAD_RESULTS)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def wait(self, until_writable: bool) -> None:
+        """Sleep until a message arrives, or there is room to send when `until_writable`."""
+        self._socket.poll(None, zmq.POLLIN | (zmq.POLLOUT if until_writable else 0))
+
+    def receive(self) -> list[ToEngine]:
+        """Every message that has arrived."""
+        messages = []
+        while self._socket.poll(0):
+            messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+        return messages
+
+    def send(self, message: FromEngine) -> bool:
+        """Send, or return False because the API process is behind with its reading."""
+        try:
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Deliver what was sent, within limits."""
+        self._socket.close(LAST_WORDS_MS)
+        self._context.term()
+
+
+class EngineLoop:
+    """Turns of: take what has arrived, compute a step, report it.
+
+    Invariant: `_unsent` holds, in order, the deltas that the API process had no room for; they go with the next report.
+    """
+
+    def __init__(self, engine: Engine, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._unsent: list[RequestDelta] = []
+
+    def run(self) -> None:
+        self._report()
+        while True:
+            self.turn()
+
+    def turn(self) -> None:
+        if not self._engine.has_unfinished_requests:
+            self._channel.wait(until_writable=bool(self._unsent))
+        for message in self._channel.receive():
+            self._take(message)
+        if self._engine.has_unfinished_requests:
+            self._unsent += self._engine.step()
+        self._report()
+
+    def _take(self, message: ToEngine) -> None:
+        match message:
+            case AddRequest():
+                try:
+                    self._engine.add_request(message)
+                except InvalidRequestError as error:
+                    refusal = RequestDelta(message.request_id, [], finish_reason="error", error=str(error))
+                    self._unsent.append(refusal)
+            case AbortRequests():
+                for request_id in message.request_ids:
+                    self._engine.abort(request_id)
+            case FinishRequest():
+                self._engine.finish(message.request_id, message.num_tokens)
+
+    def _report(self) -> None:
+        if self._channel.send(StepResult(self._unsent, self._engine.stats())):
+            self._unsent = []
+
+
+def _end_with_parent(folder: str) -> None:
+    """Wait for the end of standard input: only the parent's death or its wish closes it."""
+    while os.read(0, 1):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _failure(error: Exception) -> EngineFailed:
+    if not isinstance(error, OctavoError):
+        traceback.print_exc()
+    return EngineFailed(type(error).__name__, str(error) or repr(error))
+
+
+def _build_engine(config: EngineConfig) -> tuple[Engine, EngineInfo]:
+    start = time.perf_counter()
+    from octavo.engine.start_log import build_logged_engine
+
+    imports_seconds = time.perf_counter() - start
+    engine, info = build_logged_engine(config)
+    return engine, msgspec.structs.replace(info, start_seconds={"imports": imports_seconds, **info.start_seconds})
+
+
+def main(build: BuildEngine | None = None) -> int:
+    """Serve until the parent is gone; returns the exit status of an engine that failed."""
+    # The terminal's Ctrl-C, and a SIGTERM to the whole group, are the parent's to answer: it drains first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    launch = read_launch(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, args=(launch.folder,), name="parent-watch", daemon=True).start()
+    process_seconds = time.time() - launch.started_at
+    channel = Channel(launch.address)
+    try:
+        engine, info = (build or _build_engine)(launch.config)
+        seconds = {"process": process_seconds, **info.start_seconds}
+        channel.send(EngineReady(msgspec.structs.replace(info, start_seconds=seconds)))
+        EngineLoop(engine, channel).run()
+    except Exception as error:
+        channel.send(_failure(error))
+    channel.close()
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
