@@ -4,7 +4,7 @@ import torch
 
 from octavo.kernels.ops import Weight
 from octavo.layers.context import StepContext
-from octavo.models.weights import WeightLoader
+from octavo.layers.weights import WeightLoader
 
 __all__ = ["Embedding", "LMHead"]
 

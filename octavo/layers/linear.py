@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from octavo.layers.context import StepContext
-from octavo.models.weights import WeightLoader
+from octavo.layers.weights import WeightLoader
 
 __all__ = ["Linear"]
 

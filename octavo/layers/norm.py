@@ -3,7 +3,7 @@
 import torch
 
 from octavo.layers.context import StepContext
-from octavo.models.weights import WeightLoader
+from octavo.layers.weights import WeightLoader
 
 __all__ = ["RMSNorm"]
 

@@ -12,7 +12,7 @@ from octavo.layers.embedding import Embedding, LMHead
 from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import rope_table
-from octavo.models.weights import WeightLoader
+from octavo.layers.weights import WeightLoader
 
 __all__ = ["Model"]
 

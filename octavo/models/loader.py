@@ -12,11 +12,11 @@ from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.errors import UnknownArchitectureError
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
-from octavo.models.weights import WeightLoader
+from octavo.layers.weights import WeightLoader
 
 __all__ = ["CausalLM", "known_model_types", "load_model"]
 
-NOT_MODELS = {"loader", "weights"}
+NOT_MODELS = {"loader"}
 
 
 class CausalLM(Protocol):

@@ -1,0 +1,45 @@
+"""Runs a model over one sequence without scheduler or runner: logits at every position."""
+
+import torch
+
+from octavo.checkpoint.model_config import ModelConfig
+from octavo.kernels.ops import Ops
+from octavo.layers.context import StepContext
+from octavo.models.loader import CausalLM
+from octavo.runner.kv_cache import allocate_kv_caches
+
+__all__ = ["sequence_logits"]
+
+BLOCK_SIZE = 16
+
+
+def sequence_logits(
+    model: CausalLM,
+    ops: Ops,
+    config: ModelConfig,
+    token_ids: list[int],
+    dtype: torch.dtype = torch.float32,
+    chunk: int | None = None,
+) -> torch.Tensor:
+    """Logits [len(token_ids), vocab_size] float32, computed `chunk` tokens at a time (default: all at once)."""
+    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    caches = allocate_kv_caches(ops, config, num_blocks, BLOCK_SIZE, dtype, torch.device("cpu"))
+    table = torch.arange(num_blocks, dtype=torch.int32).flip(0)  # blocks in another order than positions
+    logits = []
+    for start in range(0, len(token_ids), chunk or len(token_ids)):
+        ids = torch.tensor(token_ids[start : start + (chunk or len(token_ids))], dtype=torch.int32)
+        positions = torch.arange(start, start + len(ids), dtype=torch.int32)
+        ctx = StepContext(
+            ops=ops,
+            dtype=dtype,
+            positions=positions,
+            slot_mapping=table[positions.long() // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE,
+            block_table=table.unsqueeze(0),
+            query_start=torch.tensor([0, len(ids)], dtype=torch.int32),
+            seq_lens=torch.tensor([start + len(ids)], dtype=torch.int32),
+            logits_rows=torch.arange(len(ids), dtype=torch.int32),
+            kv_caches=caches,
+        )
+        with torch.inference_mode():
+            logits.append(model(ids, ctx))
+    return torch.cat(logits)
