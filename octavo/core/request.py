@@ -102,13 +102,14 @@ class Request:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> None:
-        """`stop_token_ids`: end-of-sequence tokens and the request's own; `ignore_eos` is applied here.
-
-        `max_tokens`: as `RequestLimits.max_tokens` resolved it.
+        """`max_tokens`: as `RequestLimits.max_tokens` resolved it. `stop_token_ids` need not repeat `eos_token_ids`:
+        they are added here or, with `ignore_eos`, taken away unless the request itself names them.
         """
         assert prompt_token_ids and max_tokens >= 1
         if sampling_params.ignore_eos:
             stop_token_ids -= eos_token_ids.difference(sampling_params.stop_token_ids)
+        else:
+            stop_token_ids |= eos_token_ids
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.sampling_params = sampling_params

@@ -78,7 +78,7 @@ class FakeExecutor:
 
     def compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         for request_id in step.finished_request_ids:
-            del self.rows[request_id]
+            self.rows.pop(request_id, None)  # never seen, when the step that brought it failed
         for new in step.new_requests:
             self.rows[new.request_id] = _Row(new, list(new.prompt_token_ids))
         for request_id in step.reset_request_ids:

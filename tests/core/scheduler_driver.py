@@ -1,0 +1,131 @@
+"""Drives a scheduler over the fake device as the engine does, and checks every invariant after every call."""
+
+from collections import deque
+from itertools import count
+
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.step import RequestDelta, SchedulerOutput
+from octavo.sampling_params import SamplingParams
+from tests.core.fake_executor import FakeExecutor, FakeStepHandle, naive_output
+
+
+class SchedulerDriver:
+    """`submit` and `collect` are the two halves of an engine's step; `run` does both until nothing is left."""
+
+    def __init__(
+        self,
+        *,
+        num_steps_in_flight: int = 1,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 32,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.num_steps_in_flight = num_steps_in_flight
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                enable_prefix_caching=enable_prefix_caching,
+            )
+        )
+        self.executor = FakeExecutor(num_blocks, block_size)
+        self.in_flight: deque[tuple[SchedulerOutput, FakeStepHandle]] = deque()
+        self.requests: dict[int, Request] = {}
+        self.deltas: list[RequestDelta] = []
+        self._ids = count()
+
+    def add(
+        self,
+        prompt_token_ids: list[int],
+        max_tokens: int = 8,
+        *,
+        seed: int = 0,
+        choice: int = 0,
+        stop: tuple[int, ...] = (),
+        eos: tuple[int, ...] = (),
+        cache_salt: str | None = None,
+        ignore_eos: bool = False,
+        min_tokens: int = 0,
+    ) -> Request:
+        params = SamplingParams(
+            max_tokens=max_tokens, stop_token_ids=stop, ignore_eos=ignore_eos, min_tokens=min_tokens
+        )
+        request = Request(
+            next(self._ids),
+            prompt_token_ids,
+            params,
+            max_tokens,
+            frozenset(stop + eos),
+            frozenset(eos),
+            seed,
+            choice=choice,
+            cache_salt=cache_salt,
+        )
+        self.requests[request.request_id] = request
+        self.scheduler.add_request(request)
+        self.scheduler.check()
+        return request
+
+    def submit(self) -> SchedulerOutput | None:
+        """Schedule and submit one step; None when there is no work."""
+        step = self.scheduler.schedule()
+        self.scheduler.check()
+        if not step.request_ids:
+            return None
+        self.in_flight.append((step, self.executor.submit(step)))
+        return step
+
+    def collect(self) -> list[RequestDelta]:
+        """Wait for the oldest step."""
+        step, handle = self.in_flight.popleft()
+        try:
+            result = handle.result()
+        except RuntimeError as error:
+            deltas = self.scheduler.fail_step(step, str(error))
+        else:
+            deltas = self.scheduler.update(step, result)
+        self.scheduler.check()
+        self.deltas += deltas
+        return deltas
+
+    def step(self) -> bool:
+        """Fill the pipeline, then collect its oldest step. False when nothing is left to do."""
+        while len(self.in_flight) < self.num_steps_in_flight and self.submit() is not None:
+            pass
+        if self.in_flight:
+            self.collect()
+        return bool(self.in_flight) or self.scheduler.has_unfinished_requests
+
+    def run(self) -> None:
+        for _ in range(10_000):
+            if not self.step():
+                return
+        raise AssertionError("no end in sight")
+
+    def abort(self, request: Request) -> None:
+        self.scheduler.abort(request.request_id)
+        self.scheduler.check()
+
+    def finish(self, request: Request, num_tokens: int) -> None:
+        self.scheduler.finish(request.request_id, "stop", num_tokens)
+        self.scheduler.check()
+
+    def returned(self, request: Request) -> list[int]:
+        """The tokens in the request's deltas."""
+        return [
+            token_id
+            for delta in self.deltas
+            if delta.request_id == request.request_id
+            for token_id in delta.new_token_ids
+        ]
+
+    def check_all_exact(self) -> None:
+        """Assert that every request ended, with the output it has alone."""
+        for request in self.requests.values():
+            assert request.finish_reason in ("stop", "length")
+            assert self.returned(request) == request.output_token_ids == naive_output(request)

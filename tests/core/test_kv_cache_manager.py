@@ -1,0 +1,139 @@
+"""KVCacheManager: tables that only grow, and prefixes that are shared exactly where they are equal."""
+
+import pytest
+
+from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.request import Request
+from octavo.sampling_params import SamplingParams
+
+BLOCK = 4
+
+
+def make_request(request_id: int, prompt: list[int], cache_salt: str | None = None) -> Request:
+    nothing = frozenset[int]()
+    return Request(request_id, prompt, SamplingParams(), 16, nothing, nothing, seed=0, cache_salt=cache_salt)
+
+
+def compute(kv: KVCacheManager, request: Request) -> list[int]:
+    """Admit the request, schedule its whole prompt, and return its table."""
+    prefix = kv.match_prefix(request)
+    kv.open(request, prefix)
+    request.num_computed_tokens = len(prefix[0]) * kv.block_size
+    request.was_scheduled = True
+    assert kv.allocate(request, request.gap) is not None
+    request.num_computed_tokens += request.gap
+    kv.register_full_blocks(request)
+    return kv.tables(request)[0]
+
+
+@pytest.mark.parametrize("num_groups", [1, 3])
+@pytest.mark.parametrize(
+    ("num_common", "num_shared_blocks"),
+    [(BLOCK - 1, 0), (BLOCK, 1), (BLOCK + 1, 1), (2 * BLOCK, 2), (2 * BLOCK + 3, 2), (3 * BLOCK, 3)],
+)
+def test_full_common_blocks_are_shared(num_common: int, num_shared_blocks: int, num_groups: int) -> None:
+    kv = KVCacheManager(64, BLOCK, num_groups)
+    first = make_request(0, list(range(20)))
+    compute(kv, first)
+    second = make_request(1, [*range(num_common), *range(30, 40)])
+    prefix = kv.match_prefix(second)
+    assert prefix == tuple(table[:num_shared_blocks] for table in kv.tables(first))
+    compute(kv, second)
+    kv.check({0: first, 1: second})
+
+
+@pytest.mark.parametrize("num_tokens", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1])
+def test_the_last_token_of_a_known_prompt_is_left_to_compute(num_tokens: int) -> None:
+    kv = KVCacheManager(64, BLOCK)
+    prompt = list(range(num_tokens))
+    compute(kv, make_request(0, prompt))
+    (hit,) = kv.match_prefix(make_request(1, prompt))
+    assert len(hit) == (num_tokens - 1) // BLOCK
+
+
+def test_looking_for_a_prefix_changes_nothing() -> None:
+    kv = KVCacheManager(8, BLOCK)
+    first = make_request(0, list(range(10)))
+    compute(kv, first)
+    kv.free(first)
+    second = make_request(1, list(range(10)))
+    assert kv.match_prefix(second) == kv.match_prefix(second)
+    assert kv.can_hold(second, kv.match_prefix(second))
+    assert kv.pool.num_free == 8
+    kv.check({})
+
+
+def test_a_salt_sets_caches_apart() -> None:
+    kv = KVCacheManager(64, BLOCK)
+    prompt = list(range(3 * BLOCK))
+    for request_id, salt in enumerate([None, "", "a", "b"]):
+        request = make_request(request_id, prompt, salt)
+        assert kv.match_prefix(request) == ([],)
+        compute(kv, request)
+    assert len(kv.match_prefix(make_request(9, prompt, "a"))[0]) == 2
+
+
+def test_a_block_is_found_only_after_the_same_beginning() -> None:
+    kv = KVCacheManager(64, BLOCK)
+    compute(kv, make_request(0, [1, 2, 3, 4, 5, 6, 7, 8, 9]))
+    assert kv.match_prefix(make_request(1, [0, 2, 3, 4, 5, 6, 7, 8, 9])) == ([],)
+    assert kv.match_prefix(make_request(2, [5, 6, 7, 8, 9])) == ([],)
+
+
+def test_the_tail_of_a_freed_request_is_evicted_before_its_head() -> None:
+    kv = KVCacheManager(5, BLOCK)
+    first = make_request(0, list(range(4 * BLOCK)))
+    table = compute(kv, first)
+    kv.free(first)
+    kv.pool.allocate(3)  # the block never used, then the last two of the table
+    assert kv.match_prefix(make_request(1, list(range(20)))) == (table[:2],)
+
+
+def test_without_prefix_caching_nothing_is_hashed_or_found() -> None:
+    kv = KVCacheManager(64, BLOCK, enable_prefix_caching=False)
+    first, second = make_request(0, list(range(20))), make_request(1, list(range(20)))
+    compute(kv, first)
+    assert kv.match_prefix(second) == ([],)
+    assert first.block_hashes == []
+
+
+def test_too_few_free_blocks_change_nothing() -> None:
+    kv = KVCacheManager(2, BLOCK)
+    request = make_request(0, list(range(3 * BLOCK)))
+    assert not kv.can_hold(request, kv.match_prefix(request))
+    kv.open(request, ([],))
+    assert kv.allocate(request, 3 * BLOCK) is None
+    assert kv.pool.num_free == 2
+    assert kv.allocate(request, 2 * BLOCK) == ([0, 1],)
+
+
+def test_blocks_shared_with_a_running_request_need_no_room() -> None:
+    kv = KVCacheManager(4, BLOCK)
+    compute(kv, make_request(0, list(range(3 * BLOCK))))
+    second = make_request(1, [*range(2 * BLOCK), 99])
+    assert kv.can_hold(second, kv.match_prefix(second))
+    assert not kv.can_hold(second, ([],))
+
+
+def test_forgotten_blocks_and_what_follows_them_are_not_found() -> None:
+    kv = KVCacheManager(64, BLOCK)
+    first = make_request(0, list(range(20)))
+    table = compute(kv, first)
+    kv.forget_hashes(kv.block_ids(0, from_position=BLOCK + 1))
+    assert kv.match_prefix(make_request(1, list(range(20)))) == (table[:1],)
+
+
+def test_a_token_that_is_not_known_yet_keeps_its_block_from_being_found() -> None:
+    kv = KVCacheManager(64, BLOCK)
+    first = make_request(0, list(range(BLOCK - 1)))
+    compute(kv, first)
+    first.num_placeholders, first.num_steps_in_flight = 1, 1
+    assert kv.allocate(first, 1) == ([],)
+    first.num_computed_tokens += 1
+    kv.register_full_blocks(first)
+    follower = make_request(1, [*range(BLOCK - 1), 7, 8])
+    assert kv.match_prefix(follower) == ([],)
+    first.num_placeholders = 0
+    first.append(7)
+    kv.register_full_blocks(first)
+    assert kv.match_prefix(follower) == kv.tables(first)
