@@ -1,0 +1,58 @@
+"""octavo: an LLM inference and serving engine. The public names; each is imported when it is first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig, ServerConfig
+    from octavo.errors import (
+        CheckpointError,
+        ConfigError,
+        ContextLengthError,
+        EngineBusyError,
+        EngineDeadError,
+        InvalidRequestError,
+        OctavoError,
+        RequestFailedError,
+        UnknownArchitectureError,
+    )
+    from octavo.llm import LLM, RequestOutput
+    from octavo.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CheckpointError",
+    "ConfigError",
+    "ContextLengthError",
+    "EngineBusyError",
+    "EngineConfig",
+    "EngineDeadError",
+    "InvalidRequestError",
+    "OctavoError",
+    "RequestFailedError",
+    "RequestOutput",
+    "SamplingParams",
+    "ServerConfig",
+    "UnknownArchitectureError",
+    "__version__",
+]
+
+_MODULES = {
+    "LLM": "octavo.llm",
+    "RequestOutput": "octavo.llm",
+    "EngineConfig": "octavo.config",
+    "ServerConfig": "octavo.config",
+    "SamplingParams": "octavo.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    return getattr(import_module(_MODULES.get(name, "octavo.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

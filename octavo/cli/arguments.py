@@ -1,0 +1,124 @@
+"""Command-line options made from the config dataclasses, and the parser that names the closest match for a typo.
+
+Knows nothing of what the options mean: the dataclasses check their values.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, NoReturn
+
+from octavo.errors import ConfigError
+
+__all__ = ["Parser", "add_config_options", "add_model_option", "config_values", "count", "model_argument", "parse"]
+
+METAVARS: dict[Any, str] = {int: "N", float: "X"}
+SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def count(text: str) -> int:
+    """An integer with an optional suffix: 1k is 1000, 1K is 1024, 2G is 2 GiB; decimals with a suffix: 1.5k is 1500."""
+    digits, suffix = text, text.removesuffix("iB").removesuffix("B")[-1:]
+    if suffix in SUFFIXES and suffix:
+        digits = text[: text.rindex(suffix)]
+    value = float(digits) * SUFFIXES[suffix] if digits != text else int(text)
+    if value != int(value):
+        raise ValueError(f"{text} is not a whole number")
+    return int(value)
+
+
+count.__name__ = "number"  # argparse says "invalid number value: 'x'"
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, and which takes no abbreviations: a typo must not pick an option."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**({"formatter_class": _HelpFormatter, "allow_abbrev": False} | kwargs))
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def option_names(self) -> list[str]:
+        """Every long option that is shown in the help."""
+        shown = (action for action in self._actions if action.help is not argparse.SUPPRESS)
+        return [name for action in shown for name in action.option_strings if name.startswith("--")]
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """End with an error for arguments that no option took."""
+        name = next((argument for argument in unknown if argument.startswith("-")), None)
+        if name is None:
+            self.error(f"unexpected argument {unknown[0]!r}. See {self.prog} --help.")
+        import difflib
+
+        close = difflib.get_close_matches(name.split("=")[0], self.option_names(), n=1, cutoff=0.5)
+        hint = f"Did you mean {close[0]}?" if close else f"See {self.prog} --help."
+        self.error(f"unknown option {name.split('=')[0]}. {hint}")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36)
+
+
+def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse as vLLM does: --max_model_len is --max-model-len. The namespace's `parser` is the command's own parser."""
+    argv = sys.argv[1:] if argv is None else argv
+    args, unknown = parser.parse_known_args([_dashed(argument) for argument in argv])
+    if unknown:
+        getattr(args, "parser", parser).refuse(unknown)
+    return args
+
+
+def _dashed(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def add_config_options(parser: Parser, config: type[Any], title: str, *, skip: Sequence[str] = ()) -> None:
+    """One option for each field of `config`, in a group of its own in the help."""
+    group = parser.add_argument_group(title)
+    for item in fields(config):
+        if item.name not in skip:
+            _add_option(group, item)
+
+
+def _add_option(group: Any, item: "Field[Any]") -> None:
+    kind = next(kind for kind in getattr(item.type, "__args__", (item.type,)) if kind is not type(None))
+    help_text = item.metadata["help"].replace("%", "%%")
+    if item.default is not None and item.default is not MISSING and kind is not bool:
+        help_text += f" Default: {item.default}."
+    details: dict[str, Any] = {"dest": item.name, "help": help_text, "default": argparse.SUPPRESS}
+    if kind is bool:
+        details["action"] = argparse.BooleanOptionalAction
+        details["help"] += f" Default: {'on' if item.default else 'off'}."
+    else:
+        details["type"] = count if kind is int else kind
+        details["metavar"] = item.metadata["metavar"] or METAVARS.get(kind, "TEXT")
+    if item.metadata["choices"]:
+        details["choices"] = item.metadata["choices"]
+        details["metavar"] = "{" + ",".join(item.metadata["choices"]) + "}"
+    group.add_argument("--" + item.name.replace("_", "-"), **details)
+
+
+def config_values(args: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
+    """The fields of `config` that were given on the command line."""
+    return {item.name: getattr(args, item.name) for item in fields(config) if hasattr(args, item.name)}
+
+
+def add_model_option(parser: Parser) -> None:
+    """The model, as an argument or as --model."""
+    kinds = "Hugging Face folder, .gguf file, or Hub name (org/name, org/name:file.gguf)."
+    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help=kinds)
+    parser.add_argument("--model", metavar="MODEL", help="The same as an option.")
+
+
+def model_argument(args: argparse.Namespace) -> str | None:
+    """The model given either way; None if neither."""
+    if args.model_tag and args.model and args.model_tag != args.model:
+        raise ConfigError(f"Two models were given: {args.model_tag} and --model {args.model}. Give one.")
+    model: str | None = args.model_tag or args.model
+    return model

@@ -1,0 +1,41 @@
+"""`octavo serve MODEL`: the OpenAI server."""
+
+import argparse
+from typing import Any
+
+from octavo.cli.arguments import Parser, add_config_options, add_model_option, config_values, model_argument
+from octavo.cli.retired import add_retired_options
+from octavo.config import EngineConfig, ServerConfig
+from octavo.errors import ConfigError
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: Any) -> None:
+    parser: Parser = commands.add_parser(
+        "serve",
+        help="serve a model over the OpenAI API",
+        description="Serve a model over the OpenAI API.",
+        epilog="Options of vLLM's that are not listed here are accepted where they would change nothing but speed.",
+    )
+    add_model_option(parser)
+    add_config_options(parser, ServerConfig, "server")
+    add_config_options(parser, EngineConfig, "engine", skip=("model",))
+    add_retired_options(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
+    """Raises ConfigError for a missing model or a value out of range."""
+    model = model_argument(args)
+    if model is None:
+        raise ConfigError("octavo serve needs a model: a Hugging Face folder, a .gguf file or a Hub name.")
+    engine_values = config_values(args, EngineConfig) | {"model": model}
+    return EngineConfig(**engine_values), ServerConfig(**config_values(args, ServerConfig))
+
+
+def run(args: argparse.Namespace) -> int:
+    engine_config, server_config = configs(args)
+    from octavo.server.launch import serve
+
+    return serve(engine_config, server_config)
