@@ -3,6 +3,7 @@
 Owns the names and defaults of each architecture, as llama.cpp reads them; `gguf_format` owns the bytes.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -211,9 +212,9 @@ def _read_rope(fields: Fields, head_dim: int, divisors: tuple[float, ...] | None
         return RopeConfig(rope_theta=theta, frequency_divisors=divisors)
     if scaling == "linear":
         return RopeConfig(rope_type="linear", rope_theta=theta, factor=factor, frequency_divisors=divisors)
-    attention_factor = fields.optional_number("rope.scaling.attn_factor")
-    if attention_factor is not None:
-        attention_factor *= 1.0 + 0.1 * float(np.log(factor))
+    if fields.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+        fields.fail("rope.scaling.yarn_ext_factor", "is not 1, which is not supported.")
+    on_attention = fields.number("rope.scaling.attn_factor", 1.0) * fields.number("rope.scaling.yarn_attn_factor", 1.0)
     return RopeConfig(
         rope_type="yarn",
         rope_theta=theta,
@@ -221,7 +222,7 @@ def _read_rope(fields: Fields, head_dim: int, divisors: tuple[float, ...] | None
         original_max_position_embeddings=fields.integer(
             "rope.scaling.original_context_length", fields.integer("context_length")
         ),
-        attention_factor=attention_factor,
+        attention_factor=None if on_attention == 1.0 else on_attention * (1.0 + 0.1 * math.log(factor)),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
         frequency_divisors=divisors,
