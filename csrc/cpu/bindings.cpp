@@ -1,0 +1,162 @@
+// octavo.kernels._cpu: raw pointers and sizes in, nothing out. Shapes and dtypes are checked by octavo/kernels/cpu.py; here
+// it is checked that no index leads outside its tensor, which is an IndexError. The GIL is released while an op runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include "isa.h"
+#include "ops.h"
+#include "thread_pool.h"
+
+namespace nb = nanobind;
+using namespace octavo;
+
+namespace {
+
+template <class T>
+T* pointer(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+void check_indices(const char* name, const int32_t* values, int64_t count, int64_t limit) {
+    bool bad = false;
+    for (int64_t i = 0; i < count; ++i) bad |= values[i] < 0 || values[i] >= limit;
+    if (!bad) return;
+    for (int64_t i = 0; i < count; ++i)
+        if (values[i] < 0 || values[i] >= limit) {
+            const std::string message = std::string(name) + "[" + std::to_string(i) + "] is " + std::to_string(values[i]) +
+                                        ", outside [0, " + std::to_string(limit) + ")";
+            throw nb::index_error(message.c_str());
+        }
+}
+
+void check_attention(const AttentionArgs& a, int64_t num_tokens) {
+    if (a.query_start[0] != 0 || a.query_start[a.num_requests] != num_tokens)
+        throw nb::index_error("query_start must run from 0 to the number of tokens");
+    for (int64_t r = 0; r < a.num_requests; ++r) {
+        const int64_t num_queries = a.query_start[r + 1] - a.query_start[r], seq_len = a.seq_lens[r];
+        if (num_queries < 0 || num_queries > seq_len || seq_len > a.max_blocks * a.cache.block_size)
+            throw nb::index_error(("request " + std::to_string(r) + " has " + std::to_string(num_queries) +
+                                   " queries, seq_len " + std::to_string(seq_len) + " and a block table for " +
+                                   std::to_string(a.max_blocks * a.cache.block_size) + " tokens")
+                                      .c_str());
+        if (num_queries == 0) continue;
+        const int64_t first_position = seq_len - num_queries;
+        const int64_t first_seen = a.window > 0 && first_position >= a.window ? first_position - a.window + 1 : 0;
+        const int64_t first_block = first_seen / a.cache.block_size;
+        check_indices("block_table", a.block_table + r * a.max_blocks + first_block,
+                      (seq_len - 1) / a.cache.block_size - first_block + 1, a.cache.num_blocks);
+    }
+}
+
+void bind_pack(uintptr_t weight, uintptr_t packed, int64_t num_rows, int64_t num_cols, int dtype) {
+    const PackArgs args = {pointer<void>(weight), pointer<void>(packed), num_rows, num_cols, DType(dtype)};
+#ifdef __linux__
+    // Weights are streamed whole for every step: huge pages spare the address translation. Best effort.
+    constexpr uintptr_t kHuge = uintptr_t{1} << 21;
+    const size_t num_bytes = packed_size(num_rows, num_cols, args.dtype) * (args.dtype == DType::f32 ? 4 : 2);
+    const uintptr_t first = (packed + kHuge - 1) & ~(kHuge - 1), last = (packed + num_bytes) & ~(kHuge - 1);
+    if (first < last) madvise(pointer<void>(first), last - first, MADV_HUGEPAGE);
+#endif
+    nb::gil_scoped_release release;
+    pack(args);
+}
+
+void bind_embedding(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_t num_tokens, int64_t num_rows,
+                    int64_t num_cols, int dtype) {
+    const EmbeddingArgs args = {pointer<int32_t>(token_ids), pointer<void>(packed), pointer<float>(out), num_tokens,
+                                num_rows, num_cols, DType(dtype)};
+    check_indices("token_ids", args.token_ids, num_tokens, num_rows);
+    nb::gil_scoped_release release;
+    embedding(args);
+}
+
+void bind_linear(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t num_tokens, int64_t num_rows,
+                 int64_t num_cols, int x_dtype, int weight_dtype, int out_dtype) {
+    nb::gil_scoped_release release;
+    linear({pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr, num_tokens, num_rows,
+            num_cols, DType(x_dtype), DType(weight_dtype), DType(out_dtype)});
+}
+
+void bind_rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, int64_t num_tokens, int64_t hidden_size,
+                   float eps, int x_dtype, int out_dtype) {
+    nb::gil_scoped_release release;
+    rms_norm({pointer<void>(x), pointer<float>(residual), pointer<float>(weight), pointer<void>(out), num_tokens, hidden_size,
+              eps, DType(x_dtype), DType(out_dtype)});
+}
+
+void bind_silu_mul(uintptr_t gate_up, uintptr_t out, int64_t num_tokens, int64_t size, int dtype) {
+    nb::gil_scoped_release release;
+    silu_mul({pointer<void>(gate_up), pointer<void>(out), num_tokens, size, DType(dtype)});
+}
+
+void bind_gather_rows(uintptr_t x, uintptr_t indices, uintptr_t out, int64_t num_x_rows, int64_t num_rows, int64_t row_bytes) {
+    const GatherRowsArgs args = {pointer<void>(x), pointer<int32_t>(indices), pointer<void>(out), num_rows, row_bytes};
+    check_indices("indices", args.indices, num_rows, num_x_rows);
+    nb::gil_scoped_release release;
+    gather_rows(args);
+}
+
+void bind_rope_write_kv(uintptr_t qkv, uintptr_t positions, uintptr_t cos_sin, uintptr_t slot_mapping, uintptr_t q_out,
+                        uintptr_t cache, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size, int64_t head_dim,
+                        int cache_dtype, int64_t num_tokens, int64_t num_heads, int64_t max_positions, int dtype) {
+    const RopeWriteKVArgs args = {
+        pointer<void>(qkv), pointer<int32_t>(positions), pointer<float>(cos_sin), pointer<int32_t>(slot_mapping),
+        pointer<void>(q_out),
+        {pointer<void>(cache), num_blocks, num_kv_heads, block_size, head_dim, DType(cache_dtype)},
+        num_tokens, num_heads, max_positions, DType(dtype)};
+    check_indices("positions", args.positions, num_tokens, max_positions);
+    check_indices("slot_mapping", args.slot_mapping, num_tokens, num_blocks * block_size);
+    nb::gil_scoped_release release;
+    rope_write_kv(args);
+}
+
+void bind_paged_attention(uintptr_t q, uintptr_t cache, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size,
+                          int64_t head_dim, int cache_dtype, uintptr_t block_table, uintptr_t query_start, uintptr_t seq_lens,
+                          uintptr_t out, int64_t num_tokens, int64_t num_requests, int64_t max_blocks, int64_t num_heads,
+                          float scale, int64_t window, int dtype) {
+    AttentionArgs args = {};
+    args.q = pointer<void>(q);
+    args.cache = {pointer<void>(cache), num_blocks, num_kv_heads, block_size, head_dim, DType(cache_dtype)};
+    args.block_table = pointer<int32_t>(block_table);
+    args.query_start = pointer<int32_t>(query_start);
+    args.seq_lens = pointer<int32_t>(seq_lens);
+    args.out = pointer<void>(out);
+    args.num_requests = num_requests;
+    args.max_blocks = max_blocks;
+    args.num_heads = num_heads;
+    args.scale = scale;
+    args.window = window;
+    args.dtype = DType(dtype);
+    check_attention(args, num_tokens);
+    nb::gil_scoped_release release;
+    paged_attention(args);
+}
+
+}  // namespace
+
+NB_MODULE(_cpu, m) {
+    m.attr("ATTENTION_PARTITION") = kPartition;
+    m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
+    m.def("supported_isas", &supported_isas, "Instruction sets that this build and this CPU have, best first.");
+    m.def("isa", [] { return active_table().name; }, "The instruction set in use.");
+    m.def("set_isa", &set_isa, nb::arg("name"), "Use another instruction set; ValueError if it is not supported.");
+    m.def("default_num_threads", &default_num_threads, "Threads that CPU affinity and the cgroup's CPU quota allow.");
+    m.def("num_threads", &num_threads);
+    m.def("set_num_threads", &set_num_threads, nb::arg("n"), "Threads that share an op's work, the caller included.");
+    m.def("packed_size", [](int64_t num_rows, int64_t num_cols, int dtype) { return packed_size(num_rows, num_cols, DType(dtype)); });
+    m.def("pack", &bind_pack);
+    m.def("embedding", &bind_embedding);
+    m.def("linear", &bind_linear);
+    m.def("rms_norm", &bind_rms_norm);
+    m.def("silu_mul", &bind_silu_mul);
+    m.def("gather_rows", &bind_gather_rows);
+    m.def("rope_write_kv", &bind_rope_write_kv);
+    m.def("paged_attention", &bind_paged_attention);
+}

@@ -1,0 +1,185 @@
+// Packing, and what reads packed weights: linear and embedding.
+//
+// A packed matrix is a row of panels of 16 output features, zero-filled at the end, each streamed along K:
+//   bf16       [N/16][ceil(K/2)][16][2]   pairs along K, split with a shift and a mask
+//   f16, f32   [N/16][K][16]
+// Every output element is one chain of fma over k = 0 … K-1, whatever tile computes it; bias is added last.
+#include "simd.h"
+
+namespace octavo::OCTAVO_ISA {
+
+namespace {
+
+// Rows of x that stay in the cache while the panels pass by.
+constexpr int64_t kRowBlock = 64;
+// Panels side by side for one or two rows: enough chains to hide the latency of fma, few enough streams to prefetch.
+constexpr int kNarrowPanels = 2;
+
+template <class W>
+constexpr bool kPaired = false;
+template <>
+constexpr bool kPaired<bf16> = true;
+
+template <class W>
+OCTAVO_INLINE int64_t panel_size(int64_t num_cols) {
+    return (kPaired<W> ? (num_cols + 1) / 2 * 2 : num_cols) * kLanes;
+}
+
+template <class W>
+OCTAVO_INLINE int64_t panel_index(int64_t lane, int64_t k) {
+    return kPaired<W> ? (k / 2 * kLanes + lane) * 2 + k % 2 : k * kLanes + lane;
+}
+
+template <class W>
+void pack_panel(const PackArgs& a, W* packed, int64_t panel) {
+    W* out = packed + panel * panel_size<W>(a.num_cols);
+    for (int64_t i = 0; i < panel_size<W>(a.num_cols); ++i) out[i] = W{};
+    for (int64_t lane = 0; lane < kLanes && panel * kLanes + lane < a.num_rows; ++lane) {
+        const W* row = as_type_of(packed, a.weight) + (panel * kLanes + lane) * a.num_cols;
+        for (int64_t k = 0; k < a.num_cols; ++k) out[panel_index<W>(lane, k)] = row[k];
+    }
+}
+
+template <class W>
+void embed(const EmbeddingArgs& a, const W* packed, int64_t token) {
+    const int64_t row = a.token_ids[token];
+    const W* panel = packed + row / kLanes * panel_size<W>(a.num_cols);
+    float* out = a.out + token * a.num_cols;
+    for (int64_t k = 0; k < a.num_cols; k += kLanes) {
+        const int64_t n = a.num_cols - k < kLanes ? a.num_cols - k : kLanes;
+        W values[kLanes] = {};
+        for (int64_t i = 0; i < n; ++i) values[i] = panel[panel_index<W>(row % kLanes, k + i)];
+        store(out + k, load(values), n);
+    }
+}
+
+template <int R, int P>
+OCTAVO_INLINE void multiply(Vec (&sum)[R][P], const Vec (&w)[P], const float* x, int64_t stride) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        const Vec value = set1(x[r * stride]);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) sum[r][p] = fma(value, w[p], sum[r][p]);
+    }
+}
+
+template <int R, int P, class W>
+OCTAVO_INLINE void multiply_all(Vec (&sum)[R][P], const float* x, int64_t stride, const W* panel, int64_t num_cols) {
+    for (int64_t k = 0; k < num_cols; ++k) {
+        Vec w[P];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) w[p] = load(panel + p * panel_size<W>(num_cols) + k * kLanes);
+        multiply<R, P>(sum, w, x + k, stride);
+    }
+}
+template <int R, int P>
+OCTAVO_INLINE void multiply_all(Vec (&sum)[R][P], const float* x, int64_t stride, const bf16* panel, int64_t num_cols) {
+    Vec even[P], odd[P];
+    for (int64_t k = 0; k + 1 < num_cols; k += 2) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) load_pairs(panel + p * panel_size<bf16>(num_cols) + k * kLanes, even[p], odd[p]);
+        multiply<R, P>(sum, even, x + k, stride);
+        multiply<R, P>(sum, odd, x + k + 1, stride);
+    }
+    if (num_cols % 2) {
+        for (int p = 0; p < P; ++p)
+            load_pairs(panel + p * panel_size<bf16>(num_cols) + (num_cols - 1) * kLanes, even[p], odd[p]);
+        multiply<R, P>(sum, even, x + num_cols - 1, stride);
+    }
+}
+
+struct Rows {
+    const float* x;
+    int64_t stride;  // of x
+    int64_t first;   // row of the output
+};
+
+// R rows times P panels, held in registers.
+template <int R, int P, class W>
+void tile(const LinearArgs& a, const W* packed, const Rows& rows, int64_t panel) {
+    Vec sum[R][P];
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) sum[r][p] = set1(0.0f);
+    multiply_all(sum, rows.x, rows.stride, packed + panel * panel_size<W>(a.num_cols), a.num_cols);
+    with_type(a.out_dtype, a.out, [&](auto* out) {
+        for (int p = 0; p < P; ++p) {
+            const int64_t column = (panel + p) * kLanes, n = a.num_rows - column;
+            for (int r = 0; r < R; ++r) {
+                const Vec y = a.bias ? add(sum[r][p], load(a.bias + column, n)) : sum[r][p];
+                store(out + (rows.first + r) * a.num_rows + column, y, n);
+            }
+        }
+    });
+}
+
+template <int R, class W>
+void tiles(const LinearArgs& a, const W* packed, const Rows& rows, int64_t panel, int64_t num_panels) {
+    constexpr int P = R <= 2 ? kNarrowPanels : kTilePanels;
+    for (; num_panels >= P; panel += P, num_panels -= P) tile<R, P>(a, packed, rows, panel);
+    for (; num_panels > 0; ++panel, --num_panels) tile<R, 1>(a, packed, rows, panel);
+}
+
+// num_rows of at most R rows.
+template <int R, class W>
+OCTAVO_INLINE void some_rows(const LinearArgs& a, const W* packed, const Rows& rows, int64_t num_rows, int64_t panel,
+                             int64_t num_panels) {
+    if constexpr (R > 0) {
+        if (num_rows == R) return tiles<R>(a, packed, rows, panel, num_panels);
+        some_rows<R - 1>(a, packed, rows, num_rows, panel, num_panels);
+    }
+}
+
+template <class W>
+void multiply_matrix(const LinearArgs& a, const W* packed, const float* x, int64_t stride) {
+    const int64_t num_panels = (a.num_rows + kLanes - 1) / kLanes;
+    const int64_t group = a.num_tokens <= 2 ? kNarrowPanels : kTilePanels;
+    const int64_t num_groups = (num_panels + group - 1) / group;
+    const int64_t num_blocks = (a.num_tokens + kRowBlock - 1) / kRowBlock;
+    parallel(num_groups * num_blocks, [&](int64_t unit) {
+        const int64_t panel = unit % num_groups * group, first = unit / num_groups * kRowBlock;
+        const int64_t last = first + kRowBlock < a.num_tokens ? first + kRowBlock : a.num_tokens;
+        const int64_t count = num_panels - panel < group ? num_panels - panel : group;
+        for (int64_t row = first; row < last; row += kTileRows) {
+            const int64_t num_rows = last - row < kTileRows ? last - row : kTileRows;
+            some_rows<kTileRows>(a, packed, {x + row * stride, stride, row}, num_rows, panel, count);
+        }
+    });
+}
+
+template <class T>
+OCTAVO_INLINE void widen_rows(const LinearArgs& a, const T* x, int64_t stride) {
+    parallel_ranges(a.num_tokens, 8192 / a.num_cols, [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row)
+            for (int64_t k = 0; k < a.num_cols; k += kLanes)
+                store(a.x_f32 + row * stride + k, load(x + row * a.num_cols + k, a.num_cols - k), a.num_cols - k);
+    });
+}
+
+}  // namespace
+
+void pack(const PackArgs& a) noexcept {
+    with_type(a.dtype, a.packed, [&](auto* packed) {
+        parallel((a.num_rows + kLanes - 1) / kLanes, [&](int64_t panel) { pack_panel(a, packed, panel); });
+    });
+}
+
+void embedding(const EmbeddingArgs& a) noexcept {
+    with_type(a.dtype, a.packed, [&](auto* packed) {
+        parallel_ranges(a.num_tokens, 4096 / a.num_cols, [&](int64_t first, int64_t last) {
+            for (int64_t token = first; token < last; ++token) embed(a, packed, token);
+        });
+    });
+}
+
+void linear(const LinearArgs& a) noexcept {
+    const float* x = static_cast<const float*>(a.x);
+    int64_t stride = a.num_cols;
+    if (a.x_dtype != DType::f32) {
+        stride = a.num_cols + kRowPad;
+        with_type(a.x_dtype, a.x, [&](auto* narrow_x) { widen_rows(a, narrow_x, stride); });
+        x = a.x_f32;
+    }
+    with_type(a.weight_dtype, a.packed, [&](auto* packed) { multiply_matrix(a, packed, x, stride); });
+}
+
+}  // namespace octavo::OCTAVO_ISA

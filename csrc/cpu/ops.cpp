@@ -1,0 +1,114 @@
+// What an op needs around its kernel: the pool, scratch memory and, for attention, the plan of its units.
+#include "ops.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "isa.h"
+#include "thread_pool.h"
+
+namespace octavo {
+
+namespace {
+
+// Splits each request's rows (query · group + head) evenly into units. A request with a single unit a head, as in
+// decoding, is also split at the partitions, so that one long sequence keeps all threads busy. The split changes who
+// computes, never what.
+struct AttentionPlan {
+    std::vector<AttentionUnit> units, merges;
+    int64_t num_partials = 0;  // floats
+
+    void make(const AttentionArgs& a) {
+        units.clear();
+        merges.clear();
+        num_partials = 0;
+        const int64_t group = a.num_heads / a.cache.num_kv_heads;
+        for (int32_t request = 0; request < a.num_requests; ++request) {
+            const int64_t num_queries = a.query_start[request + 1] - a.query_start[request];
+            const int64_t num_rows = num_queries * group;
+            if (num_rows == 0) continue;
+            const int64_t last_position = a.seq_lens[request] - 1, first_position = last_position - num_queries + 1;
+            const int64_t first_seen = a.window > 0 ? std::max<int64_t>(0, first_position - a.window + 1) : 0;
+            const int64_t first_partition = first_seen / kPartition;
+            const int64_t num_partitions = last_position / kPartition - first_partition + 1;
+            const int64_t num_units = (num_rows + kAttentionRows - 1) / kAttentionRows;
+            for (int32_t head = 0; head < a.cache.num_kv_heads; ++head) {
+                for (int64_t unit = 0; unit < num_units; ++unit) {
+                    const int64_t first = unit * num_rows / num_units, last = (unit + 1) * num_rows / num_units;
+                    AttentionUnit next = {request, head, int32_t(first), int32_t(last - first), -1, num_partials};
+                    if (num_queries * group > 2 * kAttentionRows || num_partitions == 1) {
+                        units.push_back(next);
+                        continue;
+                    }
+                    AttentionUnit merge = next;
+                    merge.partition = int32_t(num_partitions);
+                    merges.push_back(merge);
+                    for (int64_t p = 0; p < num_partitions; ++p) {
+                        next.partition = int32_t(first_partition + p);
+                        next.partial = num_partials;
+                        num_partials += next.num_rows * (a.cache.head_dim + 2);
+                        units.push_back(next);
+                    }
+                }
+            }
+        }
+    }
+};
+
+}  // namespace
+
+int64_t packed_size(int64_t num_rows, int64_t num_cols, DType dtype) noexcept {
+    const int64_t depth = dtype == DType::bf16 ? (num_cols + 1) / 2 * 2 : num_cols;
+    return (num_rows + kLanes - 1) / kLanes * kLanes * depth;
+}
+
+void pack(PackArgs args) {
+    OpScope scope;
+    active_table().pack(args);
+}
+
+void embedding(EmbeddingArgs args) {
+    OpScope scope;
+    active_table().embedding(args);
+}
+
+void linear(LinearArgs args) {
+    OpScope scope;
+    if (args.x_dtype != DType::f32)
+        args.x_f32 = static_cast<float*>(scope.workspace(args.num_tokens * (args.num_cols + kRowPad) * sizeof(float)));
+    active_table().linear(args);
+}
+
+void rms_norm(RmsNormArgs args) {
+    OpScope scope;
+    active_table().rms_norm(args);
+}
+
+void silu_mul(SiluMulArgs args) {
+    OpScope scope;
+    active_table().silu_mul(args);
+}
+
+void gather_rows(GatherRowsArgs args) {
+    OpScope scope;
+    active_table().gather_rows(args);
+}
+
+void rope_write_kv(RopeWriteKVArgs args) {
+    OpScope scope;
+    active_table().rope_write_kv(args);
+}
+
+void paged_attention(AttentionArgs args) {
+    OpScope scope;
+    static AttentionPlan plan;  // kept for its capacity; the scope lets one op in at a time
+    plan.make(args);
+    args.units = plan.units.data();
+    args.num_units = static_cast<int64_t>(plan.units.size());
+    args.merges = plan.merges.data();
+    args.num_merges = static_cast<int64_t>(plan.merges.size());
+    args.partials = static_cast<float*>(scope.workspace(plan.num_partials * sizeof(float)));
+    active_table().paged_attention(args);
+}
+
+}  // namespace octavo

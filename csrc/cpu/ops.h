@@ -1,0 +1,142 @@
+// The ops as plain functions over pointers and sizes, and the table that an instruction set fills in.
+// Nothing here has an inline body, so kernel files of different instruction sets may all include it.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace octavo {
+
+enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
+
+// Columns of the weight matrix in one packed panel; positions in one tile of keys. One vector of floats.
+constexpr int64_t kLanes = 16;
+// Rows of x in the scratch copy are this much longer than K, so that their starts don't share a cache set.
+constexpr int64_t kRowPad = 16;
+constexpr int64_t kMaxHeadDim = 256;
+// Rows (query heads of one key-value head) that one unit of attention works on.
+constexpr int64_t kAttentionRows = 8;
+// ATTENTION_PARTITION of octavo/kernels/ops.py.
+constexpr int64_t kPartition = 512;
+
+struct PackArgs {
+    const void* weight;  // [num_rows, num_cols] dtype
+    void* packed;        // packed_size() elements, aligned to 64 bytes
+    int64_t num_rows, num_cols;
+    DType dtype;
+};
+
+struct EmbeddingArgs {
+    const int32_t* token_ids;  // [num_tokens]
+    const void* packed;
+    float* out;  // [num_tokens, num_cols]
+    int64_t num_tokens, num_rows, num_cols;
+    DType dtype;
+};
+
+struct LinearArgs {
+    const void* x;  // [num_tokens, num_cols] x_dtype
+    const void* packed;
+    const float* bias;  // [num_rows] or null
+    void* out;          // [num_tokens, num_rows] out_dtype
+    float* x_f32;       // scratch [num_tokens, num_cols + kRowPad] where x_dtype is not f32
+    int64_t num_tokens, num_rows, num_cols;
+    DType x_dtype, weight_dtype, out_dtype;
+};
+
+struct RmsNormArgs {
+    const void* x;    // [num_tokens, hidden_size]: f32 where residual is null, else x_dtype
+    float* residual;  // [num_tokens, hidden_size], updated in place; or null
+    const float* weight;
+    void* out;  // [num_tokens, hidden_size] out_dtype
+    int64_t num_tokens, hidden_size;
+    float eps;
+    DType x_dtype, out_dtype;
+};
+
+struct SiluMulArgs {
+    const void* gate_up;  // [num_tokens, 2 * size] dtype
+    void* out;            // [num_tokens, size] dtype
+    int64_t num_tokens, size;
+    DType dtype;
+};
+
+struct GatherRowsArgs {
+    const void* x;
+    const int32_t* indices;  // [num_rows]
+    void* out;
+    int64_t num_rows, row_bytes;
+};
+
+// A layer's cache: [num_blocks, num_kv_heads, 2, block_size * head_dim]. Values lie as [block_size][head_dim], keys as
+// [block_size / 16][head_dim][16]: a tile of 16 positions has its positions in the lanes.
+struct KVCache {
+    void* data;
+    int64_t num_blocks, num_kv_heads, block_size, head_dim;
+    DType dtype;
+};
+
+struct RopeWriteKVArgs {
+    const void* qkv;           // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] dtype
+    const int32_t* positions;  // [num_tokens]
+    const float* cos_sin;      // [max_positions, head_dim]
+    const int32_t* slot_mapping;
+    void* q_out;  // [num_tokens, num_heads, head_dim] dtype
+    KVCache cache;
+    int64_t num_tokens, num_heads, max_positions;
+    DType dtype;
+};
+
+// One unit of attention: rows [first_row, first_row + num_rows) of (request, kv_head), where row = query * group + head
+// in the group. `partition` is -1 for all partitions, else the partition whose partial result goes to `partial`.
+struct AttentionUnit {
+    int32_t request, kv_head, first_row, num_rows, partition;
+    int64_t partial;
+};
+
+struct AttentionArgs {
+    const void* q;  // [num_tokens, num_heads, head_dim] dtype
+    KVCache cache;
+    const int32_t* block_table;  // [num_requests, max_blocks]
+    const int32_t* query_start;  // [num_requests + 1]
+    const int32_t* seq_lens;     // [num_requests]
+    void* out;                   // [num_tokens, num_heads * head_dim] dtype
+    int64_t num_requests, max_blocks, num_heads;
+    float scale;
+    int64_t window;
+    DType dtype;
+    // Planned by ops.cpp, in scratch memory. A partial result is head_dim sums, then the maximum, then the denominator.
+    const AttentionUnit* units;
+    const AttentionUnit* merges;
+    float* partials;
+    int64_t num_units, num_merges;
+};
+
+// What each instruction set provides. No function throws; all of them run inside an OpScope.
+struct OpTable {
+    const char* name;
+    void (*pack)(const PackArgs&) noexcept;
+    void (*embedding)(const EmbeddingArgs&) noexcept;
+    void (*linear)(const LinearArgs&) noexcept;
+    void (*rms_norm)(const RmsNormArgs&) noexcept;
+    void (*silu_mul)(const SiluMulArgs&) noexcept;
+    void (*gather_rows)(const GatherRowsArgs&) noexcept;
+    void (*rope_write_kv)(const RopeWriteKVArgs&) noexcept;
+    void (*paged_attention)(const AttentionArgs&) noexcept;
+};
+
+// Elements in the packed form of a [num_rows, num_cols] matrix.
+int64_t packed_size(int64_t num_rows, int64_t num_cols, DType dtype) noexcept;
+
+
+// Runs an op with the active table: takes the pool, sets the floating-point mode, provides the scratch memory.
+void pack(PackArgs args);
+void embedding(EmbeddingArgs args);
+void linear(LinearArgs args);
+void rms_norm(RmsNormArgs args);
+void silu_mul(SiluMulArgs args);
+void gather_rows(GatherRowsArgs args);
+void rope_write_kv(RopeWriteKVArgs args);
+void paged_attention(AttentionArgs args);
+
+}  // namespace octavo

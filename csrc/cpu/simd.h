@@ -1,0 +1,287 @@
+// Sixteen float lanes, the same in every instruction set: kernels are written once over this file and compiled once for
+// each. A lane's arithmetic is IEEE (fma rounds once, nothing is contracted or reordered), so all of them give the same
+// bits. Everything is forced inline and lies in the instruction set's own namespace: nothing is left for a linker to merge.
+#pragma once
+
+#include "ops.h"
+#include "thread_pool.h"
+
+#if defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
+#include <immintrin.h>
+#endif
+
+#define OCTAVO_INLINE static inline __attribute__((always_inline))
+
+namespace octavo::OCTAVO_ISA {
+
+// 16-bit elements as types of their own, so that loads and stores overload on them.
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
+
+OCTAVO_INLINE uint32_t bits_of(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    return bits;
+}
+OCTAVO_INLINE float float_of(uint32_t bits) {
+    float x;
+    __builtin_memcpy(&x, &bits, 4);
+    return x;
+}
+
+#if defined(OCTAVO_ISA_avx512)
+
+using Vec = __m512;
+constexpr int kTileRows = 8;    // rows of a register tile of linear
+constexpr int kTilePanels = 3;  // panels of it
+constexpr int kQueryRows = 8;   // rows of a register tile of attention
+
+OCTAVO_INLINE Vec set1(float x) { return _mm512_set1_ps(x); }
+OCTAVO_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+OCTAVO_INLINE Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+OCTAVO_INLINE Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+OCTAVO_INLINE Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+OCTAVO_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+OCTAVO_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+OCTAVO_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+OCTAVO_INLINE Vec pow2(Vec shifted) {
+    const __m512i bits = _mm512_add_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 23));
+}
+OCTAVO_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
+OCTAVO_INLINE Vec load(const bf16* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+OCTAVO_INLINE Vec load(const f16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+OCTAVO_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
+OCTAVO_INLINE void store(bf16* p, Vec a) {
+    const __m512i bits = _mm512_castps_si512(a);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i result = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), quiet);
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
+}
+OCTAVO_INLINE void store(f16* p, Vec a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
+// Sixteen pairs of bf16: the first and the second of each pair.
+OCTAVO_INLINE void load_pairs(const bf16* p, Vec& first, Vec& second) {
+    const __m512i pairs = _mm512_loadu_si512(p);
+    first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000)));
+}
+
+#elif defined(OCTAVO_ISA_avx2)
+
+struct Vec {
+    __m256 low, high;
+};
+constexpr int kTileRows = 6;
+constexpr int kTilePanels = 1;
+constexpr int kQueryRows = 4;
+
+OCTAVO_INLINE Vec set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+OCTAVO_INLINE Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+OCTAVO_INLINE Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+OCTAVO_INLINE Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+OCTAVO_INLINE Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+OCTAVO_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+OCTAVO_INLINE Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+OCTAVO_INLINE Vec fma(Vec a, Vec b, Vec c) {
+    return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+OCTAVO_INLINE __m256 pow2_half(__m256 shifted) {
+    const __m256i bits = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23));
+}
+OCTAVO_INLINE Vec pow2(Vec shifted) { return {pow2_half(shifted.low), pow2_half(shifted.high)}; }
+OCTAVO_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+OCTAVO_INLINE __m256 load_half(const bf16* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+OCTAVO_INLINE Vec load(const bf16* p) { return {load_half(p), load_half(p + 8)}; }
+OCTAVO_INLINE Vec load(const f16* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+OCTAVO_INLINE void store(float* p, Vec a) {
+    _mm256_storeu_ps(p, a.low);
+    _mm256_storeu_ps(p + 8, a.high);
+}
+OCTAVO_INLINE __m256i round_half(__m256 a) {
+    const __m256i bits = _mm256_castps_si256(a);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+}
+OCTAVO_INLINE void store(bf16* p, Vec a) {
+    const __m256i mixed = _mm256_packus_epi32(round_half(a.low), round_half(a.high));
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(mixed, 0xd8));
+}
+OCTAVO_INLINE void store(f16* p, Vec a) {
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a.low, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
+}
+OCTAVO_INLINE void load_pairs(const bf16* p, Vec& first, Vec& second) {
+    const __m256i low = _mm256_loadu_si256((const __m256i*)p), high = _mm256_loadu_si256((const __m256i*)(p + 16));
+    const __m256i mask = _mm256_set1_epi32(0xffff0000);
+    first = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+    second = {_mm256_castsi256_ps(_mm256_and_si256(low, mask)), _mm256_castsi256_ps(_mm256_and_si256(high, mask))};
+}
+
+#else  // plain C: the twin that every other instruction set must equal bit for bit
+
+struct Vec {
+    float lane[kLanes];
+};
+constexpr int kTileRows = 4;
+constexpr int kTilePanels = 1;
+constexpr int kQueryRows = 4;
+
+#define OCTAVO_LANES(EXPRESSION)                                     \
+    Vec r;                                                           \
+    for (int i = 0; i < int{kLanes}; ++i) r.lane[i] = (EXPRESSION);  \
+    return r
+
+OCTAVO_INLINE Vec set1(float x) { OCTAVO_LANES(x); }
+OCTAVO_INLINE Vec add(Vec a, Vec b) { OCTAVO_LANES(a.lane[i] + b.lane[i]); }
+OCTAVO_INLINE Vec sub(Vec a, Vec b) { OCTAVO_LANES(a.lane[i] - b.lane[i]); }
+OCTAVO_INLINE Vec mul(Vec a, Vec b) { OCTAVO_LANES(a.lane[i] * b.lane[i]); }
+OCTAVO_INLINE Vec div(Vec a, Vec b) { OCTAVO_LANES(a.lane[i] / b.lane[i]); }
+// As x86 does it: the second operand where either is NaN.
+OCTAVO_INLINE Vec max(Vec a, Vec b) { OCTAVO_LANES(a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]); }
+OCTAVO_INLINE Vec min(Vec a, Vec b) { OCTAVO_LANES(a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]); }
+OCTAVO_INLINE Vec fma(Vec a, Vec b, Vec c) { OCTAVO_LANES(__builtin_fmaf(a.lane[i], b.lane[i], c.lane[i])); }
+OCTAVO_INLINE Vec pow2(Vec shifted) { OCTAVO_LANES(float_of((bits_of(shifted.lane[i]) + 127) << 23)); }
+
+// Conversions of half precision in integers, since subnormal halves are normal floats but flushed denormals are not.
+OCTAVO_INLINE float widen(f16 h) {
+    const uint32_t sign = uint32_t(h.bits & 0x8000) << 16, exponent = (h.bits >> 10) & 31, mantissa = h.bits & 1023;
+    if (exponent == 0) return float_of(bits_of(float(mantissa) * 0x1p-24f) | sign);
+    if (exponent == 31) return float_of(sign | 0x7f800000 | mantissa << 13 | (mantissa ? 0x400000 : 0));
+    return float_of(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+OCTAVO_INLINE f16 narrow(float x) {
+    const uint32_t bits = bits_of(x), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return {uint16_t(sign | 0x7e00 | ((magnitude >> 13) & 0x1ff))};
+    if (magnitude >= 0x47800000) return {uint16_t(sign | 0x7c00)};
+    if (magnitude < 0x38800000) return {uint16_t(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3f000000))};
+    return {uint16_t(sign | ((magnitude + 0xfff + ((magnitude >> 13) & 1) - 0x38000000) >> 13))};
+}
+OCTAVO_INLINE Vec load(const float* p) { OCTAVO_LANES(p[i]); }
+OCTAVO_INLINE Vec load(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[i].bits) << 16)); }
+OCTAVO_INLINE Vec load(const f16* p) { OCTAVO_LANES(widen(p[i])); }
+OCTAVO_INLINE void store(float* p, Vec a) {
+    for (int i = 0; i < int{kLanes}; ++i) p[i] = a.lane[i];
+}
+OCTAVO_INLINE void store(bf16* p, Vec a) {
+    for (int i = 0; i < int{kLanes}; ++i) {
+        const uint32_t bits = bits_of(a.lane[i]);
+        const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+        p[i].bits = uint16_t((is_nan ? bits | 0x400000 : bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    }
+}
+OCTAVO_INLINE void store(f16* p, Vec a) {
+    for (int i = 0; i < int{kLanes}; ++i) p[i] = narrow(a.lane[i]);
+}
+OCTAVO_INLINE void load_pairs(const bf16* p, Vec& first, Vec& second) {
+    for (int i = 0; i < int{kLanes}; ++i) {
+        first.lane[i] = float_of(uint32_t(p[2 * i].bits) << 16);
+        second.lane[i] = float_of(uint32_t(p[2 * i + 1].bits) << 16);
+    }
+}
+
+#endif
+
+// The first n lanes; the others are zero, and memory behind them is not touched.
+template <class T>
+OCTAVO_INLINE Vec load(const T* p, int64_t n) {
+    if (n >= kLanes) return load(p);
+    T buffer[kLanes] = {};
+    __builtin_memcpy(buffer, p, n * sizeof(T));
+    return load(buffer);
+}
+template <class T>
+OCTAVO_INLINE void store(T* p, Vec a, int64_t n) {
+    if (n >= kLanes) return store(p, a);
+    T buffer[kLanes];
+    store(buffer, a);
+    __builtin_memcpy(p, buffer, n * sizeof(T));
+}
+
+// Lanes added (or compared) in a fixed tree: i with i + 8, then + 4, + 2, + 1.
+template <class Combine>
+OCTAVO_INLINE float reduce(Vec a, Combine combine) {
+    float lane[kLanes];
+    store(lane, a);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lane[i] = combine(lane[i], lane[i + width]);
+    return lane[0];
+}
+OCTAVO_INLINE float reduce_add(Vec a) {
+    return reduce(a, [](float x, float y) { return x + y; });
+}
+OCTAVO_INLINE float reduce_max(Vec a) {
+    return reduce(a, [](float x, float y) { return x > y ? x : y; });
+}
+
+// e^x to about 1 ulp: x = n·ln 2 + r, a polynomial fitted for the least relative error (4e-9) in r, scaled by 2^n in two
+// steps so that both ends are reached: infinity above, zero below. NaN stays NaN.
+OCTAVO_INLINE Vec exp(Vec x) {
+    const Vec shift = set1(0x1.8p23f);  // adding it rounds to an integer, which then lies in the low bits
+    x = min(set1(89.0f), max(set1(-104.0f), x));
+    const Vec shifted = fma(x, set1(0x1.715476p+0f), shift);
+    const Vec n = sub(shifted, shift);
+    const Vec half_shifted = fma(n, set1(0.5f), shift);
+    const Vec rest_shifted = add(sub(n, sub(half_shifted, shift)), shift);
+    Vec r = fma(n, set1(-0x1.62e4p-1f), x);
+    r = fma(n, set1(-0x1.7f7d1cp-20f), r);
+    Vec p = set1(0x1.6a23d0p-10f);
+    p = fma(p, r, set1(0x1.123a20p-7f));
+    p = fma(p, r, set1(0x1.5558f2p-5f));
+    p = fma(p, r, set1(0x1.555492p-3f));
+    p = fma(p, r, set1(0x1.fffffcp-2f));
+    p = fma(mul(p, r), r, add(r, set1(1.0f)));
+    return mul(mul(p, pow2(half_shifted)), pow2(rest_shifted));
+}
+
+// fn(unit) for each unit in [0, num_units), on the pool.
+template <class Fn>
+OCTAVO_INLINE void parallel(int64_t num_units, const Fn& fn) {
+    parallel_for(
+        num_units, [](const void* context, int64_t unit) noexcept { (*static_cast<const Fn*>(context))(unit); }, &fn);
+}
+
+// fn(first, last) over ranges of [0, count) of at least `grain`.
+template <class Fn>
+OCTAVO_INLINE void parallel_ranges(int64_t count, int64_t grain, const Fn& fn) {
+    grain = grain < 1 ? 1 : grain;
+    parallel((count + grain - 1) / grain, [&](int64_t unit) {
+        const int64_t first = unit * grain, last = first + grain;
+        fn(first, last < count ? last : count);
+    });
+}
+
+// fn(pointer of the dtype's element type).
+template <class Fn>
+OCTAVO_INLINE void with_type(DType dtype, const void* p, const Fn& fn) {
+    if (dtype == DType::f32) return fn(static_cast<const float*>(p));
+    if (dtype == DType::bf16) return fn(static_cast<const bf16*>(p));
+    return fn(static_cast<const f16*>(p));
+}
+template <class Fn>
+OCTAVO_INLINE void with_type(DType dtype, void* p, const Fn& fn) {
+    if (dtype == DType::f32) return fn(static_cast<float*>(p));
+    if (dtype == DType::bf16) return fn(static_cast<bf16*>(p));
+    return fn(static_cast<f16*>(p));
+}
+template <class T>
+OCTAVO_INLINE const T* as_type_of(const T*, const void* p) {
+    return static_cast<const T*>(p);
+}
+
+}  // namespace octavo::OCTAVO_ISA

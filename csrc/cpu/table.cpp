@@ -1,0 +1,22 @@
+#include "simd.h"
+
+namespace octavo::OCTAVO_ISA {
+
+#define OCTAVO_NAME_(name) #name
+#define OCTAVO_NAME(name) OCTAVO_NAME_(name)
+
+void pack(const PackArgs&) noexcept;
+void embedding(const EmbeddingArgs&) noexcept;
+void linear(const LinearArgs&) noexcept;
+void rms_norm(const RmsNormArgs&) noexcept;
+void silu_mul(const SiluMulArgs&) noexcept;
+void gather_rows(const GatherRowsArgs&) noexcept;
+void rope_write_kv(const RopeWriteKVArgs&) noexcept;
+void paged_attention(const AttentionArgs&) noexcept;
+
+extern const OpTable table;
+const OpTable table = {
+    OCTAVO_NAME(OCTAVO_ISA), pack, embedding, linear, rms_norm, silu_mul, gather_rows, rope_write_kv, paged_attention,
+};
+
+}  // namespace octavo::OCTAVO_ISA

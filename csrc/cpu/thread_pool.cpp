@@ -1,0 +1,200 @@
+#include "thread_pool.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace octavo {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a thread spins before it sleeps: longer than the gap between two ops, shorter than anyone notices.
+constexpr auto kSpinTime = std::chrono::microseconds(60);
+
+#if defined(__x86_64__)
+constexpr unsigned kFlushDenormals = 0x8040;  // FTZ and DAZ
+constexpr unsigned kDefaultMxcsr = 0x1f80;    // all exceptions masked, round to nearest even
+
+void pause() { _mm_pause(); }
+uint64_t enter_fp_mode() {
+    const unsigned saved = _mm_getcsr();
+    _mm_setcsr(kDefaultMxcsr | kFlushDenormals);
+    return saved;
+}
+void restore_fp_mode(uint64_t saved) { _mm_setcsr(static_cast<unsigned>(saved)); }
+#elif defined(__aarch64__)
+constexpr uint64_t kFlushDenormals = 1u << 24;  // FPCR.FZ
+
+void pause() { asm volatile("yield"); }
+uint64_t enter_fp_mode() {
+    uint64_t saved;
+    asm volatile("mrs %0, fpcr" : "=r"(saved));
+    asm volatile("msr fpcr, %0" ::"r"(kFlushDenormals));
+    return saved;
+}
+void restore_fp_mode(uint64_t saved) { asm volatile("msr fpcr, %0" ::"r"(saved)); }
+#else
+void pause() {}
+uint64_t enter_fp_mode() { return 0; }
+void restore_fp_mode(uint64_t) {}
+#endif
+
+// Spins on `done`, then hands over to `sleep`.
+template <class Done, class Sleep>
+void spin_then(Done done, Sleep sleep) {
+    const auto deadline = Clock::now() + kSpinTime;
+    do {
+        for (int i = 0; i < 32; ++i) {
+            if (done()) return;
+            pause();
+        }
+    } while (Clock::now() < deadline);
+    while (!done()) sleep();
+}
+
+// A job is published by one store to `ticket_`: (serial number << 32 | units not yet claimed). A thread claims a unit by
+// lowering the count with a compare-and-swap, which fails if another job has been published in between; so what it read
+// of the job before is what belongs to the unit, and a thread that sleeps through a job is never waited for.
+class ThreadPool {
+public:
+    ThreadPool() { start(default_num_threads()); }
+
+    std::mutex& mutex() { return mutex_; }
+    int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+    void resize(int n) {
+        stop_.store(true);
+        serial_.fetch_add(1);
+        serial_.notify_all();
+        for (std::thread& worker : workers_) worker.join();
+        workers_.clear();
+        stop_.store(false);
+        start(n);
+    }
+
+    void run(int64_t num_units, void (*fn)(const void*, int64_t) noexcept, const void* context) noexcept {
+        if (num_units <= 1 || workers_.empty()) {
+            for (int64_t unit = 0; unit < num_units; ++unit) fn(context, unit);
+            return;
+        }
+        fn_.store(fn, std::memory_order_relaxed);
+        context_.store(context, std::memory_order_relaxed);
+        num_done_.store(0, std::memory_order_relaxed);
+        const uint32_t serial = serial_.load(std::memory_order_relaxed) + 1;
+        ticket_.store(uint64_t{serial} << 32 | static_cast<uint32_t>(num_units), std::memory_order_release);
+        serial_.store(serial);
+        serial_.notify_all();
+        work();
+        const auto all_done = [&] { return num_done_.load(std::memory_order_acquire) == static_cast<uint32_t>(num_units); };
+        spin_then(all_done, [&] {
+            const uint32_t num_done = num_done_.load(std::memory_order_acquire);
+            if (num_done != static_cast<uint32_t>(num_units)) num_done_.wait(num_done);
+        });
+    }
+
+    void* workspace(size_t num_bytes) {
+        if (num_bytes > workspace_bytes_) {
+            std::free(workspace_);
+            workspace_bytes_ = 0;
+            const size_t rounded = (num_bytes + num_bytes / 4 + 63) & ~size_t{63};
+            workspace_ = std::aligned_alloc(64, rounded);
+            if (!workspace_) throw std::bad_alloc();
+            workspace_bytes_ = rounded;
+        }
+        return workspace_;
+    }
+
+private:
+    void start(int n) {
+        for (int i = 1; i < n; ++i) workers_.emplace_back([this, seen = serial_.load()] { loop(seen); });
+    }
+
+    void loop(uint32_t seen) noexcept {
+        enter_fp_mode();
+        while (true) {
+            spin_then([&] { return serial_.load(std::memory_order_acquire) != seen; }, [&] { serial_.wait(seen); });
+            seen = serial_.load(std::memory_order_acquire);
+            if (stop_.load()) return;
+            work();
+        }
+    }
+
+    // Claims units until none is left, then reports how many it has done.
+    void work() noexcept {
+        uint32_t num_done = 0;
+        uint64_t ticket = ticket_.load(std::memory_order_acquire);
+        while (static_cast<uint32_t>(ticket) != 0) {
+            const auto fn = fn_.load(std::memory_order_relaxed);
+            const auto context = context_.load(std::memory_order_relaxed);
+            if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire))
+                continue;
+            fn(context, static_cast<uint32_t>(ticket) - 1);
+            ++num_done;
+            ticket = ticket_.load(std::memory_order_acquire);
+        }
+        if (num_done) {
+            num_done_.fetch_add(num_done);
+            num_done_.notify_one();
+        }
+    }
+
+    std::mutex mutex_;
+    std::vector<std::thread> workers_;
+    void* workspace_ = nullptr;
+    size_t workspace_bytes_ = 0;
+    std::atomic<bool> stop_ = false;
+    alignas(64) std::atomic<uint32_t> serial_ = 0;
+    alignas(64) std::atomic<uint64_t> ticket_ = 0;
+    std::atomic<void (*)(const void*, int64_t) noexcept> fn_ = nullptr;
+    std::atomic<const void*> context_ = nullptr;
+    alignas(64) std::atomic<uint32_t> num_done_ = 0;
+};
+
+// Never destroyed: its threads sleep on it until the process ends.
+ThreadPool& pool() {
+    static ThreadPool* instance = new ThreadPool();
+    return *instance;
+}
+
+}  // namespace
+
+void parallel_for(int64_t num_units, void (*fn)(const void*, int64_t) noexcept, const void* context) noexcept {
+    pool().run(num_units, fn, context);
+}
+
+int num_threads() {
+    std::lock_guard lock(pool().mutex());
+    return pool().num_threads();
+}
+
+void set_num_threads(int n) {
+    if (n < 1) throw std::invalid_argument("number of threads must be at least 1, not " + std::to_string(n));
+    std::lock_guard lock(pool().mutex());
+    if (n != pool().num_threads()) pool().resize(n);
+}
+
+OpScope::OpScope() {
+    pool().mutex().lock();
+    saved_fp_mode_ = enter_fp_mode();
+}
+
+OpScope::~OpScope() {
+    restore_fp_mode(saved_fp_mode_);
+    pool().mutex().unlock();
+}
+
+void* OpScope::workspace(size_t num_bytes) { return pool().workspace(num_bytes); }
+
+}  // namespace octavo
