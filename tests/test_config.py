@@ -1,0 +1,108 @@
+"""resolve(): from options and facts to every value the engine runs with, each with its reason."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from octavo.checkpoint.model_config import ModelConfig
+from octavo.config import EngineConfig, Facts, kv_bytes_per_token, resolve
+from octavo.errors import ConfigError
+
+GIB = 2**30
+LLAMA_2_7B = ModelConfig(
+    model_type="llama",
+    vocab_size=32_000,
+    hidden_size=4096,
+    intermediate_size=11_008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    head_dim=128,
+    max_position_embeddings=4096,
+    dtype="float16",
+)
+
+
+def facts(**changes: Any) -> Facts:
+    values: dict[str, Any] = {
+        "model": LLAMA_2_7B,
+        "provider": "cpu",
+        "num_threads": 2,
+        "free_memory_bytes": 64 * GIB,
+        "num_parameters": 6_738_415_616,
+        "flops_per_s": 40e12,
+    }
+    return Facts(**(values | changes))
+
+
+def test_kv_bytes_per_token_are_the_published_figures() -> None:
+    assert kv_bytes_per_token(LLAMA_2_7B, "float16") == 512 * 1024
+    llama_2_70b = dataclasses.replace(LLAMA_2_7B, num_hidden_layers=80, num_key_value_heads=8)
+    assert kv_bytes_per_token(llama_2_70b, "float16") == 320 * 1024
+
+
+def test_defaults_are_derived_and_explained() -> None:
+    resolved = resolve(EngineConfig(model="m"), facts())
+    assert (resolved.dtype, resolved.kv_cache_dtype, resolved.max_model_len) == ("float16", "float16", 4096)
+    # Half of what is free beside the weights: less than 128 requests of 4096 tokens need.
+    pool_bytes = resolved.num_blocks * 16 * 512 * 1024
+    assert pool_bytes == pytest.approx((64 * GIB - 2 * 6_738_415_616) / 2, rel=0.01)
+    assert {name for name, _ in resolved.reasons} == {
+        "--dtype",
+        "--max-model-len",
+        "--max-num-batched-tokens",
+        "--kv-cache-memory-bytes",
+    }
+
+
+def test_the_pool_is_never_larger_than_every_request_at_full_length_needs() -> None:
+    resolved = resolve(EngineConfig(model="m", max_num_seqs=2, max_model_len=1000), facts())
+    assert resolved.num_blocks == 2 * 63
+
+
+def test_the_pool_follows_the_options_that_size_it() -> None:
+    by_bytes = resolve(EngineConfig(model="m", kv_cache_memory_bytes=GIB), facts())
+    assert by_bytes.num_blocks == GIB // (16 * 512 * 1024)
+    by_share = resolve(EngineConfig(model="m", gpu_memory_utilization=0.5), facts())
+    assert by_share.num_blocks == (32 * GIB - 2 * 6_738_415_616) // (16 * 512 * 1024)
+
+
+def test_the_token_budget_is_a_step_of_200_ms_by_measurement() -> None:
+    tokens_per_s = 40e12 / (2 * 6_738_415_616)
+    assert resolve(EngineConfig(model="m"), facts()).max_num_batched_tokens == int(tokens_per_s * 0.2) // 16 * 16
+    slow = resolve(EngineConfig(model="m"), facts(flops_per_s=1e9))
+    assert slow.max_num_batched_tokens == 128  # one token for each of max_num_seqs
+    assert resolve(EngineConfig(model="m", max_num_batched_tokens=77), facts()).max_num_batched_tokens == 77
+
+
+def test_quantised_checkpoints_are_computed_in_bfloat16_unless_told() -> None:
+    quantised = facts(model=dataclasses.replace(LLAMA_2_7B, dtype="Q4_0"))
+    assert resolve(EngineConfig(model="m"), quantised).dtype == "bfloat16"
+    half = resolve(EngineConfig(model="m", dtype="half", kv_cache_dtype="float32"), quantised)
+    assert (half.dtype, half.kv_cache_dtype) == ("float16", "float32")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 24}, "--block-size must be a positive multiple of 16, got 24"),
+        ({"block_size": 0}, "multiple of 16, got 0"),
+        ({"dtype": "int3"}, "--dtype must be one of auto, .* got 'int3'"),
+        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization must be from 0.01 to 1.0, got 1.5"),
+        ({"max_num_seqs": 0}, "--max-num-seqs must be at least 1, got 0"),
+    ],
+)
+def test_a_bad_option_is_named_with_its_value_and_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(model="m", **options)
+
+
+def test_a_context_longer_than_the_models_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--max-model-len 9000 is more than the 4096 positions"):
+        resolve(EngineConfig(model="m", max_model_len=9000), facts())
+
+
+def test_a_pool_without_room_says_what_was_free_and_what_to_change() -> None:
+    with pytest.raises(ConfigError, match=r"12\.55 GiB.*--gpu-memory-utilization or --kv-cache-memory-bytes"):
+        resolve(EngineConfig(model="m"), facts(free_memory_bytes=12 * GIB))
