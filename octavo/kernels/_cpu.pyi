@@ -1,0 +1,82 @@
+"""The extension module built from csrc/cpu. Addresses and sizes in; dtypes are 0 float32, 1 bfloat16, 2 float16."""
+
+ATTENTION_PARTITION: int
+MAX_HEAD_DIM: int
+
+def supported_isas() -> list[str]: ...
+def isa() -> str: ...
+def set_isa(name: str) -> None: ...
+def default_num_threads() -> int: ...
+def num_threads() -> int: ...
+def set_num_threads(n: int) -> None: ...
+def packed_size(num_rows: int, num_cols: int, dtype: int, /) -> int: ...
+def pack(weight: int, packed: int, num_rows: int, num_cols: int, dtype: int, /) -> None: ...
+def embedding(
+    token_ids: int, packed: int, out: int, num_tokens: int, num_rows: int, num_cols: int, dtype: int, /
+) -> None: ...
+def linear(
+    x: int,
+    packed: int,
+    bias: int,
+    out: int,
+    num_tokens: int,
+    num_rows: int,
+    num_cols: int,
+    x_dtype: int,
+    weight_dtype: int,
+    out_dtype: int,
+    /,
+) -> None: ...
+def rms_norm(
+    x: int,
+    residual: int,
+    weight: int,
+    out: int,
+    num_tokens: int,
+    hidden_size: int,
+    eps: float,
+    x_dtype: int,
+    out_dtype: int,
+    /,
+) -> None: ...
+def silu_mul(gate_up: int, out: int, num_tokens: int, size: int, dtype: int, /) -> None: ...
+def gather_rows(x: int, indices: int, out: int, num_x_rows: int, num_rows: int, row_bytes: int, /) -> None: ...
+def rope_write_kv(
+    qkv: int,
+    positions: int,
+    cos_sin: int,
+    slot_mapping: int,
+    q_out: int,
+    kv_cache: int,
+    num_blocks: int,
+    num_kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    cache_dtype: int,
+    num_tokens: int,
+    num_heads: int,
+    max_positions: int,
+    dtype: int,
+    /,
+) -> None: ...
+def paged_attention(
+    q: int,
+    kv_cache: int,
+    num_blocks: int,
+    num_kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    cache_dtype: int,
+    block_table: int,
+    query_start: int,
+    seq_lens: int,
+    out: int,
+    num_tokens: int,
+    num_requests: int,
+    max_blocks: int,
+    num_heads: int,
+    scale: float,
+    window: int,
+    dtype: int,
+    /,
+) -> None: ...

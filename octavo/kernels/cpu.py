@@ -1,0 +1,219 @@
+"""The `cpu` provider: checks shapes and dtypes, allocates results, calls the native kernels of csrc/cpu.
+
+Every result row depends on that row's inputs alone, bit for bit (docs/exactness.md). Threads and instruction set belong
+to the process, not to an instance. Our pool and torch's don't share cores well: the runner holds torch to one thread.
+"""
+
+import torch
+
+from octavo.kernels import _cpu
+from octavo.kernels._cpu import default_num_threads, isa, num_threads, set_isa, set_num_threads, supported_isas
+from octavo.kernels.ops import ATTENTION_PARTITION, Ops, Weight
+
+__all__ = ["CpuOps", "default_num_threads", "isa", "num_threads", "set_isa", "set_num_threads", "supported_isas"]
+
+assert _cpu.ATTENTION_PARTITION == ATTENTION_PARTITION, "csrc/cpu/ops.h and kernels/ops.py disagree"
+
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    code = DTYPE_CODES.get(dtype)
+    if code is None:
+        raise TypeError(f"the cpu kernels compute in float32, bfloat16 and float16, not in {dtype}")
+    return code
+
+
+def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
+    """Raise unless `tensor` is contiguous, has this shape and, where given, this dtype."""
+    if tensor.shape != shape or not tensor.is_contiguous() or (dtype is not None and tensor.dtype != dtype):
+        wanted = f"contiguous {tuple(shape)} {dtype or ''}".rstrip()
+        layout = "" if tensor.is_contiguous() else ", not contiguous"
+        raise ValueError(f"{name} must be {wanted}, not {tuple(tensor.shape)} {tensor.dtype}{layout}")
+
+
+class CpuOps(Ops):
+    """Native kernels over packed weights. The cache's keys lie in tiles of 16 positions: csrc/cpu/ops.h has the layout."""
+
+    name = "cpu"
+
+    def pack(self, weight: torch.Tensor) -> Weight:
+        weight = weight.contiguous()
+        num_rows, num_cols = weight.shape
+        code = dtype_code(weight.dtype)
+        packed = torch.empty(_cpu.packed_size(num_rows, num_cols, code), dtype=weight.dtype)
+        _cpu.pack(weight.data_ptr(), packed.data_ptr(), num_rows, num_cols, code)
+        return Weight(packed, num_rows, num_cols, weight.dtype)
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        if block_size < 16 or block_size % 16:
+            raise ValueError(f"block size {block_size} is not a multiple of 16. Choose another --block-size")
+        if not 16 <= head_dim <= _cpu.MAX_HEAD_DIM or head_dim % 16:
+            raise ValueError(f"the cpu kernels handle head sizes that are multiples of 16 up to 256, not {head_dim}")
+        return super().kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
+
+    def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
+        num_tokens = token_ids.shape[0]
+        check("token_ids", token_ids, (num_tokens,), torch.int32)
+        out = torch.empty((num_tokens, weight.num_cols), dtype=torch.float32)
+        _cpu.embedding(
+            token_ids.data_ptr(),
+            weight.data.data_ptr(),
+            out.data_ptr(),
+            num_tokens,
+            weight.num_rows,
+            weight.num_cols,
+            dtype_code(weight.dtype),
+        )
+        return out
+
+    def linear(
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        num_tokens = x.shape[0]
+        num_rows, num_cols = weight.num_rows, weight.num_cols
+        check("x", x, (num_tokens, num_cols))
+        if bias is not None:
+            check("bias", bias, (num_rows,), torch.float32)
+        out = torch.empty((num_tokens, num_rows), dtype=out_dtype)
+        _cpu.linear(
+            x.data_ptr(),
+            weight.data.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            num_tokens,
+            num_rows,
+            num_cols,
+            dtype_code(x.dtype),
+            dtype_code(weight.dtype),
+            dtype_code(out_dtype),
+        )
+        return out
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
+        num_tokens, hidden_size = x.shape
+        check("x", x, (num_tokens, hidden_size), torch.float32)
+        check("weight", weight, (hidden_size,), torch.float32)
+        out = torch.empty((num_tokens, hidden_size), dtype=out_dtype)
+        codes = (0, dtype_code(out_dtype))
+        _cpu.rms_norm(x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), num_tokens, hidden_size, eps, *codes)
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        num_tokens, hidden_size = x.shape
+        check("x", x, (num_tokens, hidden_size))
+        check("residual", residual, (num_tokens, hidden_size), torch.float32)
+        check("weight", weight, (hidden_size,), torch.float32)
+        out = torch.empty((num_tokens, hidden_size), dtype=out_dtype)
+        _cpu.rms_norm(
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            num_tokens,
+            hidden_size,
+            eps,
+            dtype_code(x.dtype),
+            dtype_code(out_dtype),
+        )
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+        check("gate_up", gate_up, (num_tokens, 2 * size))
+        out = torch.empty((num_tokens, size), dtype=gate_up.dtype)
+        _cpu.silu_mul(gate_up.data_ptr(), out.data_ptr(), num_tokens, size, dtype_code(gate_up.dtype))
+        return out
+
+    def gather_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        num_tokens, size = x.shape
+        num_rows = indices.shape[0]
+        check("x", x, (num_tokens, size))
+        check("indices", indices, (num_rows,), torch.int32)
+        out = torch.empty((num_rows, size), dtype=x.dtype)
+        row_bytes = size * x.dtype.itemsize
+        _cpu.gather_rows(x.data_ptr(), indices.data_ptr(), out.data_ptr(), num_tokens, num_rows, row_bytes)
+        return out
+
+    def rope_write_kv(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+    ) -> torch.Tensor:
+        num_tokens = qkv.shape[0]
+        num_blocks, _, _, block_size, head_dim = kv_cache.shape
+        max_positions = cos_sin.shape[0]
+        check("qkv", qkv, (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim))
+        check("positions", positions, (num_tokens,), torch.int32)
+        check("cos_sin", cos_sin, (max_positions, head_dim), torch.float32)
+        check("kv_cache", kv_cache, self.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim))
+        check("slot_mapping", slot_mapping, (num_tokens,), torch.int32)
+        q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype)
+        _cpu.rope_write_kv(
+            qkv.data_ptr(),
+            positions.data_ptr(),
+            cos_sin.data_ptr(),
+            slot_mapping.data_ptr(),
+            q.data_ptr(),
+            kv_cache.data_ptr(),
+            num_blocks,
+            num_kv_heads,
+            block_size,
+            head_dim,
+            dtype_code(kv_cache.dtype),
+            num_tokens,
+            num_heads,
+            max_positions,
+            dtype_code(qkv.dtype),
+        )
+        return q
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        kv_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        scale: float,
+        window: int,
+    ) -> torch.Tensor:
+        num_tokens, num_heads, _ = q.shape
+        num_blocks, num_kv_heads, _, block_size, head_dim = kv_cache.shape
+        num_requests, max_blocks = block_table.shape
+        if num_heads % num_kv_heads:
+            raise ValueError(f"{num_heads} query heads can't share {num_kv_heads} key-value heads evenly")
+        check("q", q, (num_tokens, num_heads, head_dim))
+        check("kv_cache", kv_cache, self.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim))
+        check("block_table", block_table, (num_requests, max_blocks), torch.int32)
+        check("query_start", query_start, (num_requests + 1,), torch.int32)
+        check("seq_lens", seq_lens, (num_requests,), torch.int32)
+        out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype)
+        _cpu.paged_attention(
+            q.data_ptr(),
+            kv_cache.data_ptr(),
+            num_blocks,
+            num_kv_heads,
+            block_size,
+            head_dim,
+            dtype_code(kv_cache.dtype),
+            block_table.data_ptr(),
+            query_start.data_ptr(),
+            seq_lens.data_ptr(),
+            out.data_ptr(),
+            num_tokens,
+            num_requests,
+            max_blocks,
+            num_heads,
+            scale,
+            window,
+            dtype_code(q.dtype),
+        )
+        return out
