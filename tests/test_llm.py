@@ -1,0 +1,125 @@
+"""LLM: the offline API, on tiny random models."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo import LLM, ConfigError, ContextLengthError, InvalidRequestError, RequestFailedError, SamplingParams
+from tests.tiny_models import make_folder
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder = make_folder(tmp_path_factory.mktemp("llm") / "tiny", "llama")
+    return LLM(str(folder), use_tqdm=False, max_num_seqs=8)
+
+
+def test_prompts_may_be_text_token_ids_or_dicts(llm: LLM) -> None:
+    text = "the quick brown fox"
+    ids = llm.tokenizer.encode(text)
+    outputs = llm.generate([text, ids, {"prompt": text}, {"prompt_token_ids": ids}], GREEDY, use_tqdm=False)
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    assert llm.generate(ids, GREEDY, use_tqdm=False)[0].prompt_token_ids == ids
+    assert llm.generate(text, GREEDY, use_tqdm=False)[0].prompt == text
+
+
+def test_text_is_the_decoded_tokens(llm: LLM) -> None:
+    (output,) = llm.generate("over the lazy dog", GREEDY, use_tqdm=False)[0].outputs
+    assert len(output.token_ids) == 12 and output.finish_reason == "length"
+    assert output.text == llm.tokenizer.decode(output.token_ids)
+
+
+def test_a_stop_string_ends_text_tokens_and_logprobs_together(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=1)
+    (free,) = llm.generate("jumps over", params, use_tqdm=False)[0].outputs
+    stop = free.text[len(free.text) // 2 :][:2]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=1, stop=(stop,))
+    (stopped,) = llm.generate("jumps over", params, use_tqdm=False)[0].outputs
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
+    assert stopped.logprobs is not None and len(stopped.logprobs) == len(stopped.token_ids) < 12
+    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
+
+
+def test_n_completions_are_distinct_and_repeat_for_the_same_seed(llm: LLM) -> None:
+    params = SamplingParams(n=4, seed=11, max_tokens=12, ignore_eos=True)
+    first, again = (llm.generate("the forest", params, use_tqdm=False)[0] for _ in range(2))
+    assert [output.index for output in first.outputs] == [0, 1, 2, 3]
+    assert len({tuple(output.token_ids) for output in first.outputs}) == 4
+    assert [o.token_ids for o in first.outputs] == [o.token_ids for o in again.outputs]
+
+
+def test_requests_without_a_seed_differ(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    outputs = llm.generate(["the night"] * 4, params, use_tqdm=False)
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 4
+
+
+def test_chat_renders_the_template_and_stream_chat_joins_to_the_same_text(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "run"}]
+    (answer,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert answer.prompt == "<s>user\nrun</s>\n<s>assistant\n"
+    assert "".join(llm.stream_chat(messages, GREEDY)) == answer.outputs[0].text
+
+
+def test_a_stream_that_is_left_early_leaves_nothing_behind(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    stream = llm.stream_chat([{"role": "user", "content": "run"}], params)
+    next(stream)
+    stream.close()
+    assert not llm.engine.has_unfinished_requests
+    assert llm.engine.stats().num_used_blocks == 0
+
+
+def test_one_bad_prompt_is_refused_before_any_runs(llm: LLM) -> None:
+    received = llm.engine.stats().num_received
+    with pytest.raises(ContextLengthError, match="500 tokens in the prompt and asks for 100 more, 600 together"):
+        llm.generate([[5] * 10, [5] * 500], SamplingParams(max_tokens=100), use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="Token id 384 in the prompt is outside the vocabulary"):
+        llm.generate([5, 384], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="2 sampling_params were given for 1 prompts"):
+        llm.generate("fox", [GREEDY, GREEDY], use_tqdm=False)
+    assert llm.engine.stats().num_received == received
+
+
+def test_an_unknown_option_names_the_closest_one() -> None:
+    with pytest.raises(ConfigError, match="no option 'max_model_length'. Did you mean 'max_model_len'"):
+        LLM("somewhere", max_model_length=5)
+
+
+def test_a_failing_step_fails_its_requests_and_the_next_ones_are_served(llm: LLM) -> None:
+    runner = llm.engine.executor._runner  # type: ignore[attr-defined]
+    model = runner.model
+
+    def broken(input_ids: torch.Tensor, ctx: object) -> torch.Tensor:
+        raise RuntimeError("a kernel fell over")
+
+    expected = llm.generate("the lazy dog", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    runner.model = broken
+    with pytest.raises(RequestFailedError, match="a kernel fell over"):
+        llm.generate("the lazy dog", GREEDY, use_tqdm=False)
+    runner.model = model
+    assert llm.generate("the lazy dog", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == expected
+    llm.engine.scheduler.check()
+
+
+def test_a_nan_fails_its_own_request_only(llm: LLM, tmp_path: Path) -> None:
+    runner = llm.engine.executor._runner  # type: ignore[attr-defined]
+    model = runner.model
+    expected = [o.outputs[0].token_ids for o in llm.generate([[7] * 5, [8] * 9], GREEDY, use_tqdm=False)]
+
+    def poisoned(input_ids: torch.Tensor, ctx: object) -> torch.Tensor:
+        logits: torch.Tensor = model(input_ids, ctx)
+        logits[input_ids[ctx.logits_rows.long()] == 9] = float("nan")  # type: ignore[attr-defined]
+        return logits
+
+    runner.model = poisoned
+    try:
+        with pytest.raises(RequestFailedError, match="not finite"):
+            llm.generate([[7] * 5, [9] * 7], GREEDY, use_tqdm=False)
+    finally:
+        runner.model = model
+    assert [o.outputs[0].token_ids for o in llm.generate([[7] * 5, [8] * 9], GREEDY, use_tqdm=False)] == expected
