@@ -44,13 +44,14 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt. `kwargs` are further variables of the template.
+        """The prompt. `kwargs` are further variables of the template; they can replace special tokens, nothing else.
 
         Content given as a list of text parts is joined, unless the template goes through parts itself. Raises
         InvalidRequestError, with the template's own message where it refuses the messages.
@@ -73,7 +74,9 @@ class ChatTemplate:
                     param="continue_final_message",
                 )
             final = _mark_end(chat[-1])
-        variables = self._special_tokens | {
+        variables = {
+            **self._special_tokens,
+            **kwargs,
             "strftime_now": lambda pattern: self._now().strftime(pattern),
             "messages": chat,
             "tools": None if tools is None else list(tools),
@@ -81,7 +84,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            prompt = self._template.render(variables | kwargs)
+            prompt = self._template.render(variables)
         except Exception as error:  # a template can fail in any way; none of them is ours
             raise InvalidRequestError(f"The chat template failed: {error}", param="messages") from error
         return _cut_at_mark(prompt, final) if continue_final_message else prompt

@@ -190,12 +190,12 @@ def _from_folder(path: Path) -> Tokenizer:
             f"{path} has no tokenizer.json. Convert the model's tokenizer to that format, or name another folder "
             "with --tokenizer."
         )
-    text = source.read_text(encoding="utf-8")
     try:
-        pipeline = tokenizers.Tokenizer.from_str(text)
+        pipeline = tokenizers.Tokenizer.from_file(str(source))
     except Exception as error:  # tokenizers raises bare Exception
         raise CheckpointError(f"{source} can't be read: {error}.") from error
-    spelling, strips_first_space = _spelling_of(json.loads(text).get("decoder"), source)
+    decoder = {} if pipeline.decoder is None else json.loads(pipeline.decoder.__getstate__())
+    spelling, strips_first_space = _spelling_of(decoder, source)
     config = _tokenizer_config(path)
     special_tokens = {name: _content(config[name]) for name in SPECIAL_TOKEN_NAMES if config.get(name)}
     _add_missing_tokens(pipeline, config, special_tokens.values())
@@ -215,9 +215,9 @@ def _from_folder(path: Path) -> Tokenizer:
     return Tokenizer(pipeline, table)
 
 
-def _spelling_of(decoder: dict[str, Any] | None, source: Path) -> tuple[Spelling, bool]:
+def _spelling_of(decoder: dict[str, Any], source: Path) -> tuple[Spelling, bool]:
     """How the file's decoder turns tokens into bytes, and whether it takes a leading space away."""
-    steps = (decoder or {}).get("decoders") or [decoder or {}]
+    steps = decoder.get("decoders", [decoder])
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
         return "byte_level", False

@@ -43,9 +43,15 @@ AWKWARD = [
 ]
 
 
-@pytest.fixture(scope="session", params=range(len(AWKWARD)), ids=lambda i: ascii(AWKWARD[i])[1:25])
+@pytest.fixture(scope="session")
+def awkward_texts() -> list[str]:
+    return AWKWARD
+
+
+@pytest.fixture(params=AWKWARD, ids=lambda text: ascii(text)[1:25])
 def awkward(request: pytest.FixtureRequest) -> str:
-    return AWKWARD[request.param]
+    text: str = request.param
+    return text
 
 
 @pytest.fixture(scope="session")
