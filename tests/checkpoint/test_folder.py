@@ -1,0 +1,258 @@
+"""Hugging Face folders mean what transformers takes them to mean; what is wrong with one is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config
+
+from octavo.checkpoint.folder import FolderCheckpoint
+from octavo.checkpoint.hf_config import parse_config
+from octavo.checkpoint.model_config import ModelConfig
+from octavo.errors import CheckpointError, UnknownArchitectureError
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0}
+
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SIZES),
+    "llama grouped, tied, with biases": LlamaConfig(
+        **SIZES, num_key_value_heads=2, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "llama head_dim": LlamaConfig(**SIZES, head_dim=16, rms_norm_eps=1e-5, dtype="float16"),
+    "llama llama3": LlamaConfig(**SIZES, rope_parameters=LLAMA3, eos_token_id=[5, 6]),
+    "llama linear": LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 2e4}),
+    "llama dynamic": LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+    "llama yarn": LlamaConfig(**SIZES, rope_parameters=YARN),
+    "mistral": MistralConfig(**SIZES, num_key_value_heads=4),
+    "mistral window": MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=24, head_dim=4),
+    "mistral without window": MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=None),
+    "qwen2": Qwen2Config(**SIZES, num_key_value_heads=2, eos_token_id=7),
+    "qwen2 window": Qwen2Config(
+        **SIZES, num_key_value_heads=4, use_sliding_window=True, sliding_window=9, max_window_layers=1
+    ),
+    "qwen2 layer types": Qwen2Config(
+        **SIZES,
+        num_key_value_heads=4,
+        use_sliding_window=True,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+}
+
+
+def parse(path: Path, values: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
+    return parse_config(path / "config.json", values, generation or {})
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_saved_configuration_means_what_transformers_says(tmp_path: Path, name: str) -> None:
+    reference = CONFIGS[name]
+    reference.save_pretrained(tmp_path)
+    config = parse(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    for field in [*SIZES, "model_type", "num_key_value_heads", "rms_norm_eps", "hidden_act", "tie_word_embeddings"]:
+        assert getattr(config, field) == getattr(reference, field), field
+    assert config.bos_token_id == reference.bos_token_id
+    eos = reference.eos_token_id
+    assert config.eos_token_ids == (() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,))
+    assert config.head_dim == getattr(reference, "head_dim", reference.hidden_size // reference.num_attention_heads)
+    assert config.mlp_bias == getattr(reference, "mlp_bias", False)
+    assert config.attention_bias == getattr(reference, "attention_bias", reference.model_type == "qwen2")
+    assert config.attention_output_bias == getattr(reference, "attention_bias", False)
+    assert config.sliding_windows == expected_windows(reference)
+    assert config.dtype == ("float16" if name == "llama head_dim" else "")
+    assert reference.rope_parameters is not None
+    for key, value in reference.rope_parameters.items():
+        assert getattr(config.rope, key) == value, key
+
+
+def expected_windows(reference: PreTrainedConfig) -> tuple[int | None, ...]:
+    window = getattr(reference, "sliding_window", None)
+    layer_types = getattr(reference, "layer_types", None) or ["sliding_attention"] * reference.num_hidden_layers
+    return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
+
+
+OLD = {"model_type": "llama", **SIZES}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, {"rope_type": "default", "rope_theta": 10_000.0}),
+        ({"rope_theta": 5e5, "rope_scaling": None}, {"rope_type": "default", "rope_theta": 5e5}),
+        ({"rope_theta": 5e5, "rope_scaling": LLAMA3 | {"rope_theta": None}}, LLAMA3),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, {"rope_type": "linear", "factor": 2.0}),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, {"original_max_position_embeddings": 256}),
+        (
+            {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 64}},
+            {"rope_type": "yarn", "factor": 4.0, "attention_factor": None},
+        ),
+        ({"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}, {"attention_factor": 1.0}),
+    ],
+)
+def test_rotary_keys_from_before_transformers_5_are_read(
+    tmp_path: Path, keys: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    rope = parse(tmp_path, OLD | keys).rope
+    assert {name: getattr(rope, name) for name in expected} == expected
+
+
+def test_defaults_of_absent_keys_are_those_of_transformers(tmp_path: Path) -> None:
+    mistral = parse(tmp_path, OLD | {"model_type": "mistral", "num_attention_heads": 8})
+    reference = MistralConfig(**(SIZES | {"num_attention_heads": 8}))
+    assert mistral.num_key_value_heads == reference.num_key_value_heads
+    assert mistral.sliding_windows == (reference.sliding_window,) * 3
+
+
+def test_generation_config_names_the_end_of_turn_tokens(tmp_path: Path) -> None:
+    assert parse(tmp_path, OLD | {"eos_token_id": 3}, {"eos_token_id": [4, 5, 4]}).eos_token_ids == (4, 5)
+    assert parse(tmp_path, OLD | {"eos_token_id": 3}, {"temperature": 1.0}).eos_token_ids == (3,)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": 33}, "hidden_size is 33, which 4 attention heads"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"num_key_value_heads": 3}, "4 attention heads can't share 3"),
+        ({"head_dim": 7}, "size of a head, 7"),
+        ({"hidden_act": "gelu"}, "'gelu' is not supported; silu is"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, r"rope_scaling\.rope_type is 'longrope'; supported: default"),
+        ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor is missing"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters is not one flat object"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not 1"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is set"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
+    ],
+)
+def test_what_cannot_be_right_in_config_json_is_named(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"config\.json.*{message}"):
+        parse(tmp_path, OLD | keys)
+
+
+def test_an_unknown_model_type_is_named_with_those_that_are_known(tmp_path: Path) -> None:
+    with pytest.raises(UnknownArchitectureError, match="'gpt_neox' is not supported; known: llama, mistral, qwen2"):
+        parse(tmp_path, OLD | {"model_type": "gpt_neox"})
+
+
+TENSORS: dict[str, np.ndarray] = {
+    "model.embed_tokens.weight": np.arange(96 * 32, dtype=np.float16).reshape(96, 32),
+    "model.norm.weight": np.ones(32, np.float32),
+    "lm_head.weight": np.ones((96, 32), np.float16),
+    "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One weights file; just enough tensors to be read, which a model would find too few."""
+    (tmp_path / "config.json").write_text(json.dumps(OLD))
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@pytest.fixture
+def sharded(folder: Path) -> Path:
+    (folder / "model.safetensors").unlink()
+    names = sorted(TENSORS)
+    shards = {f"model-0000{i + 1}-of-00002.safetensors": names[i::2] for i in range(2)}
+    for shard, held in shards.items():
+        save_file({name: TENSORS[name] for name in held}, folder / shard)
+    weight_map = {name: shard for shard, held in shards.items() for name in held}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["folder", "sharded"])
+def test_tensors_are_read_from_one_file_or_shards(layout: str, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(layout)
+    checkpoint = FolderCheckpoint(path)
+    assert set(checkpoint.tensors) == {name for name in TENSORS if "inv_freq" not in name}
+    for file in path.glob("*.safetensors"):
+        for name, expected in load_file(file).items():
+            if name in checkpoint.tensors:
+                assert checkpoint.tensors[name].shape == expected.shape
+                assert checkpoint.tensors[name].dtype == {"float16": "F16", "float32": "F32"}[str(expected.dtype)]
+                assert checkpoint.read(name).tobytes() == expected.tobytes()
+    assert checkpoint.config.dtype == "float16"
+    assert checkpoint.vocabulary is None
+
+
+def test_an_output_matrix_beside_tied_embeddings_is_left_out(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(OLD | {"tie_word_embeddings": True}))
+    assert "lm_head.weight" not in FolderCheckpoint(folder).tensors
+
+
+def test_a_missing_shard_is_named(sharded: Path) -> None:
+    (sharded / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors is missing"):
+        FolderCheckpoint(sharded)
+
+
+def test_a_tensor_that_its_shard_lacks_is_named(sharded: Path) -> None:
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.extra.weight"] = "model-00001-of-00002.safetensors"
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00002\.safetensors: tensor 'model\.extra\.weight'"):
+        FolderCheckpoint(sharded)
+
+
+def test_a_tensor_in_two_shards_is_named(sharded: Path) -> None:
+    save_file(TENSORS, sharded / "model-00002-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"'lm_head\.weight' is also in model-00001"):
+        FolderCheckpoint(sharded)
+
+
+@pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "x.bin", 3, "a/model.safetensors"])
+def test_an_index_cannot_lead_out_of_its_folder(sharded: Path, shard: object) -> None:
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(CheckpointError, match="weight_map is not an object of tensor names and file names"):
+        FolderCheckpoint(sharded)
+
+
+def test_a_truncated_weights_file_is_named_with_the_tensor(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-100])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor '.*truncated"):
+        FolderCheckpoint(folder)
+
+
+def test_an_unknown_tensor_type_is_named(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data.replace(b'"F16"', b'"F17"'))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor .* unknown type 'F17'"):
+        FolderCheckpoint(folder)
+
+
+def test_pytorch_files_are_refused_with_the_remedy(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"\.bin and \.pth files are not read.*save_pretrained"):
+        FolderCheckpoint(folder)
+
+
+def test_a_folder_without_weights_or_with_damaged_json_is_told(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+        FolderCheckpoint(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json: the file is not valid JSON"):
+        FolderCheckpoint(folder)
