@@ -1,7 +1,7 @@
-"""What a user may set (EngineConfig, ServerConfig), what the machine is (Facts), and the one function that joins them.
+"""What a user may set (EngineConfig, ServerConfig), what the machine is (Facts), and the function that joins them.
 
-Pure: `resolve` computes from its arguments alone, so that every derived value can be tested and explained. Options carry
-vLLM's names; the command line is generated from these classes.
+Pure: `resolve` computes from its arguments alone, so that every derived value can be tested and explained. Options
+carry vLLM's names; the command line is generated from these classes.
 """
 
 from dataclasses import MISSING, dataclass, field, fields

@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from octavo.checkpoint.open import open_checkpoint
 from octavo.config import EngineConfig
-from octavo.core.step import FinishReason, RequestDelta, TokenLogprobs
+from octavo.core.step import RequestDelta, TokenLogprobs
+from octavo.engine.choice import Choice
 from octavo.engine.messages import AddRequest
 from octavo.engine.startup import StartProgress, build_engine
-from octavo.errors import ConfigError, InvalidRequestError, RequestFailedError
+from octavo.errors import ConfigError, InvalidRequestError
 from octavo.sampling_params import SamplingParams
 from octavo.text.chat_template import ChatTemplate, load_chat_template
-from octavo.text.detokenizer import Detokenizer
 from octavo.text.tokenizer import load_tokenizer
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput"]
@@ -39,7 +39,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     """One entry a token, where asked for."""
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
     """"stop" (end of sequence, stop token or stop string) or "length"."""
     stop_reason: int | str | None = None
     """The stop token or stop string; None for the model's own end of sequence."""
@@ -56,13 +56,14 @@ class RequestOutput:
     """Prompt tokens whose KV was taken from the prefix cache."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Sequence:
     """One completion while it is generated."""
 
     request: RequestOutput
     output: CompletionOutput
-    detokenizer: Detokenizer | None
+    choice: Choice
+    params: SamplingParams
 
 
 class _LoadingBar(StartProgress):
@@ -95,9 +96,7 @@ class LLM:
     `options` are those of `octavo serve`, as keyword arguments. Raises ConfigError and CheckpointError.
     """
 
-    def __init__(
-        self, model: str, *, chat_template: str | None = None, use_tqdm: bool = True, **options: Any
-    ) -> None:
+    def __init__(self, model: str, *, chat_template: str | None = None, use_tqdm: bool = True, **options: Any) -> None:
         config = _engine_config(model, options)
         with _progress(use_tqdm) as progress:
             self.engine, self.info = build_engine(config, _LoadingBar(progress))
@@ -117,7 +116,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete every prompt; results in the prompts' order.
 
-        Raises InvalidRequestError before anything runs if a prompt can't be served, RequestFailedError if a step failed.
+        Raises InvalidRequestError before anything runs if a prompt can't be served, RequestFailedError if a step fails.
         """
         prompt_list = _as_prompts(prompts)
         encoded = [self._encode(prompt) for prompt in prompt_list]
@@ -132,7 +131,8 @@ class LLM:
         **template_options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several. `template_options` reach the chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = cast(Sequence[Messages], [messages] if one else messages)
         encoded = [self._encode_chat(conversation, template_options) for conversation in conversations]
         return self._run(encoded, _as_params(sampling_params, len(encoded)), use_tqdm)
 
@@ -155,9 +155,9 @@ class LLM:
             prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
-        return None, list(prompt)
+        return None, list(cast(Sequence[int], prompt))
 
-    def _encode_chat(self, messages: Messages, template_options: Mapping[str, Any]) -> tuple[str, list[int]]:
+    def _encode_chat(self, messages: Messages, template_options: Mapping[str, Any]) -> tuple[str | None, list[int]]:
         text = self.chat_template.render([dict(message) for message in messages], **template_options)
         return text, self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -184,14 +184,9 @@ class LLM:
         request = RequestOutput(text, token_ids, [CompletionOutput(index) for index in range(params.n)])
         for output in request.outputs:
             request_id = next(self._request_ids)
-            detokenizer = None
-            if params.detokenize:
-                detokenizer = Detokenizer(
-                    self.tokenizer, params.skip_special_tokens, params.stop, params.include_stop_str_in_output
-                )
             if params.logprobs is not None:
                 output.logprobs = []
-            self._sequences[request_id] = _Sequence(request, output, detokenizer)
+            self._sequences[request_id] = _Sequence(request, output, Choice(self.tokenizer, params), params)
             self.engine.add_request(
                 AddRequest(
                     request_id=request_id, prompt_token_ids=token_ids, sampling_params=params, choice=output.index
@@ -206,29 +201,19 @@ class LLM:
                 self._apply(sequence, delta)
 
     def _apply(self, sequence: _Sequence, delta: RequestDelta) -> None:
-        output, detokenizer = sequence.output, sequence.detokenizer
-        if delta.finish_reason == "error":
-            raise RequestFailedError(delta.error or "The engine failed.")
-        sequence.request.num_cached_tokens = max(sequence.request.num_cached_tokens, delta.num_cached_tokens)
-        output.token_ids += delta.new_token_ids
+        output, choice = sequence.output, sequence.choice
+        piece = choice.append(delta)
+        sequence.request.num_cached_tokens = max(sequence.request.num_cached_tokens, choice.num_cached_tokens)
+        output.token_ids += piece.token_ids
+        if sequence.params.detokenize:
+            output.text += piece.text
         if output.logprobs is not None:
-            output.logprobs += delta.logprobs or []
-        output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
-        if detokenizer is not None:
-            output.text += detokenizer.append(delta.new_token_ids)
-            if detokenizer.stopped_by is not None:
-                self._stop_at_string(delta.request_id, output, detokenizer)
-            elif delta.finish_reason is not None:
-                output.text += detokenizer.finish()
-        if output.finish_reason is not None:
+            output.logprobs += piece.logprobs or []
+        output.finish_reason, output.stop_reason = piece.finish_reason, piece.stop_reason
+        if choice.is_finished:
             del self._sequences[delta.request_id]
-
-    def _stop_at_string(self, request_id: int, output: CompletionOutput, detokenizer: Detokenizer) -> None:
-        self.engine.finish(request_id, detokenizer.num_tokens)
-        output.token_ids = output.token_ids[: detokenizer.num_tokens]
-        if output.logprobs is not None:
-            output.logprobs = output.logprobs[: detokenizer.num_tokens]
-        output.finish_reason, output.stop_reason = "stop", detokenizer.stopped_by
+            if delta.finish_reason is None:  # a stop string, which the engine doesn't see
+                self.engine.finish(delta.request_id, choice.num_tokens)
 
     def _abort_all(self) -> None:
         """Leave nothing behind when a run ends early."""

@@ -28,7 +28,8 @@ def test_prompts_may_be_text_token_ids_or_dicts(llm: LLM) -> None:
 
 def test_text_is_the_decoded_tokens(llm: LLM) -> None:
     (output,) = llm.generate("over the lazy dog", GREEDY, use_tqdm=False)[0].outputs
-    assert len(output.token_ids) == 12 and output.finish_reason == "length"
+    assert len(output.token_ids) == 12
+    assert output.finish_reason == "length"
     assert output.text == llm.tokenizer.decode(output.token_ids)
 
 
@@ -40,7 +41,8 @@ def test_a_stop_string_ends_text_tokens_and_logprobs_together(llm: LLM) -> None:
     (stopped,) = llm.generate("jumps over", params, use_tqdm=False)[0].outputs
     assert stopped.text == free.text[: free.text.index(stop)]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
-    assert stopped.logprobs is not None and len(stopped.logprobs) == len(stopped.token_ids) < 12
+    assert stopped.logprobs is not None
+    assert len(stopped.logprobs) == len(stopped.token_ids) < 12
     assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
 
 
@@ -86,7 +88,7 @@ def test_one_bad_prompt_is_refused_before_any_runs(llm: LLM) -> None:
 
 
 def test_an_unknown_option_names_the_closest_one() -> None:
-    with pytest.raises(ConfigError, match="no option 'max_model_length'. Did you mean 'max_model_len'"):
+    with pytest.raises(ConfigError, match=r"no option 'max_model_length'\. Did you mean 'max_model_len'"):
         LLM("somewhere", max_model_length=5)
 
 

@@ -1,4 +1,4 @@
-"""Executors of one process: steps computed at once in the caller's thread, or one after the other in a worker thread."""
+"""Executors of one process: steps computed in the caller's thread, or one after the other in a worker thread."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,13 +17,16 @@ from octavo.engine.executor import InlineExecutor, ThreadExecutor
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.messages import EngineInfo
 from octavo.kernels.ops import Ops
-from octavo.kernels.provider import resolve_ops
+from octavo.kernels.provider import ProviderName, resolve_ops
 from octavo.models.loader import load_model
 from octavo.runner.device import available_cpus, free_memory_bytes, measure_flops_per_s
 from octavo.runner.model_runner import ModelRunner
 from octavo.sampling_params import SamplingParams
 
 __all__ = ["StartProgress", "build_engine"]
+
+PROVIDERS: dict[str, ProviderName] = {"auto": "auto", "CPU": "cpu", "REFERENCE": "reference"}
+"""By --attention-backend."""
 
 
 class StartProgress:
@@ -78,7 +81,7 @@ def build_engine(config: EngineConfig, progress: StartProgress | None = None) ->
 
 
 def _gather_facts(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Ops, Facts]:
-    ops = resolve_ops({"auto": "auto", "CPU": "cpu", "REFERENCE": "reference"}[config.attention_backend])
+    ops = resolve_ops(PROVIDERS[config.attention_backend])
     num_threads = config.num_threads or available_cpus()
     ops.set_num_threads(num_threads)
     dtype = torch.float32 if config.dtype in ("float32", "float") else torch.bfloat16
@@ -129,7 +132,7 @@ def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: ModelRunne
 
 
 def _warm_up(runner: ModelRunner, config: ResolvedConfig) -> None:
-    """Compute one step of nobody's, so that the first request does not pay for first touches. Its block is free again."""
+    """Compute a step that is nobody's, so that the first request does not pay for first touches."""
     prompt = [0] * min(config.block_size, config.max_num_batched_tokens, config.max_model_len)
     request = NewRequest(-1, prompt, SamplingParams(temperature=0.0), seed=0)
     step = SchedulerOutput(-1, [-1], [0], [len(prompt)], [([0],)], [True], new_requests=[request])

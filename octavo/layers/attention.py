@@ -9,7 +9,7 @@ __all__ = ["Attention"]
 
 
 class Attention:
-    """Grouped-query attention over the paged cache of layer `layer`, within the layer's sliding window if it has one."""
+    """Grouped-query attention over the paged cache of one layer, within the layer's sliding window if it has one."""
 
     def __init__(self, config: ModelConfig, layer: int, cos_sin: torch.Tensor) -> None:
         self.layer = layer

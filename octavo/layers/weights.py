@@ -30,7 +30,9 @@ class WeightLoader:
 
     def matrix(self, names: Sequence[str], in_features: int, out_features: Sequence[int]) -> Weight:
         """The matrices [out, in] of `names`, stacked along their outputs, in the provider's layout."""
-        parts = [self._read(name, (out, in_features), self.dtype) for name, out in zip(names, out_features, strict=True)]
+        parts = [
+            self._read(name, (out, in_features), self.dtype) for name, out in zip(names, out_features, strict=True)
+        ]
         return self.ops.pack(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def vector(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:

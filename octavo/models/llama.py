@@ -54,5 +54,5 @@ class Model:
         return self.lm_head(hidden_states, ctx)
 
     def _norms_after_layers(self) -> list[RMSNorm]:
-        """The residual addition that ends a layer is fused with the norm that follows: the next layer's, or the last."""
+        """The addition that ends a layer is fused with the norm that follows: the next layer's, or the last."""
         return [*(layer.input_norm for layer in self.layers[1:]), self.norm]

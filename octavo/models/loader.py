@@ -28,7 +28,9 @@ class CausalLM(Protocol):
 
 
 def known_model_types() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(octavo.models.__path__) if module.name not in NOT_MODELS)
+    return sorted(
+        module.name for module in pkgutil.iter_modules(octavo.models.__path__) if module.name not in NOT_MODELS
+    )
 
 
 def load_model(

@@ -1,4 +1,4 @@
-"""InputBatch: what the runner keeps of each request between steps, as rows of numpy arrays, and a step's inputs from it.
+"""InputBatch: what the runner keeps of each request between steps, as rows of arrays, and a step's inputs from it.
 
 Knows tokens and blocks; sampling state is `sampler`'s, in rows of the same numbers.
 """

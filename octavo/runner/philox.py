@@ -29,4 +29,5 @@ def uniform(
     zero = np.zeros(len(seeds), dtype=np.uint64)
     counter = np.stack((positions.astype(np.uint64), choices.astype(np.uint64), zero, zero))
     words = philox(counter, np.stack((seeds & LOW, seeds >> WORD)))
-    return ((words[0] << np.uint64(21)) | (words[1] >> np.uint64(11))).astype(np.float64) * 2.0**-53
+    bits = (words[0] << np.uint64(21)) | (words[1] >> np.uint64(11))
+    return np.ldexp(bits.astype(np.float64), -53)

@@ -62,9 +62,7 @@ class Sampler:
             in_prompt = torch.zeros(self.vocab_size, dtype=torch.bool)
             in_prompt[torch.tensor(request.prompt_token_ids)] = True
         num_prompt_tokens = len(request.prompt_token_ids)
-        self._rows[row] = _Row(
-            params, request.seed, request.choice, num_prompt_tokens, bias, banned, in_prompt, counts
-        )
+        self._rows[row] = _Row(params, request.seed, request.choice, num_prompt_tokens, bias, banned, in_prompt, counts)
 
     def remove(self, row: int) -> None:
         del self._rows[row]

@@ -69,7 +69,7 @@ def test_missing_surplus_and_misshapen_tensors_are_named(tmp_path: Path) -> None
     name = "model.layers.1.mlp.down_proj.weight"
     with pytest.raises(CheckpointError, match=f"{name}.*missing"):
         load_with({key: value for key, value in tensors.items() if key != name})
-    with pytest.raises(CheckpointError, match="does not use: model.layers.0.surprise"):
+    with pytest.raises(CheckpointError, match=r"does not use: model\.layers\.0\.surprise"):
         load_with(tensors | {"model.layers.0.surprise": torch.zeros(3)})
     with pytest.raises(CheckpointError, match=rf"{name}.*\[64, 100\].*\[64, 112\]"):
         load_with(tensors | {name: torch.zeros(64, 100)})

@@ -14,7 +14,19 @@ from octavo.models.loader import load_model
 from tests.models.driver import sequence_logits
 from tests.tiny_models import FAMILIES, make_folder
 
-VIEWS = {"view", "slice", "split", "select", "unsqueeze", "squeeze", "transpose", "permute", "expand", "alias", "detach"}
+VIEWS = {
+    "view",
+    "slice",
+    "split",
+    "select",
+    "unsqueeze",
+    "squeeze",
+    "transpose",
+    "permute",
+    "expand",
+    "alias",
+    "detach",
+}
 
 
 class WatchedOps(Ops):

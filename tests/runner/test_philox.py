@@ -26,7 +26,8 @@ def test_philox_gives_the_published_answers(
 def test_uniform_numbers_are_spread_evenly_and_lie_below_one() -> None:
     count = 20_000
     numbers = uniform(np.zeros(count, np.uint64), np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32))
-    assert numbers.min() >= 0.0 and numbers.max() < 1.0
+    assert numbers.min() >= 0.0
+    assert numbers.max() < 1.0
     histogram, _ = np.histogram(numbers, bins=20, range=(0, 1))
     assert np.abs(histogram - count / 20).max() < 5 * (count / 20) ** 0.5
 

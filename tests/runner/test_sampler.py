@@ -151,7 +151,8 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     params = SamplingParams(temperature=0.2, top_k=2, logprobs=3, logit_bias={17: 50.0})
     sampled = _sampler([params]).sample(logits.clone(), [0], _positions(1))
     entry = sampled.logprobs[0]
-    assert entry is not None and sampled.token_ids[0] == 17
+    assert entry is not None
+    assert sampled.token_ids[0] == 17
     assert entry.logprob == pytest.approx(float(reference[17]), abs=1e-5)
     assert entry.rank == int((reference > reference[17]).sum()) + 1
     assert [i for i, _ in entry.top] == reference.topk(3).indices.tolist()
