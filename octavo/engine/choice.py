@@ -3,6 +3,7 @@
 Shared by the server and the offline `LLM`. Knows no HTTP and no engine: its reader reports a stop string to the engine.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.step import RequestDelta, TokenLogprobs
@@ -11,7 +12,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["Choice", "Piece"]
+__all__ = ["Choice", "Piece", "merge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +69,17 @@ class Choice:
             shown = shown[:-1]  # the end-of-sequence or stop token is no text
         text = self._detokenizer.append(shown)
         return text + self._detokenizer.finish() if delta.finish_reason is not None else text
+
+
+def merge(pieces: Sequence[Piece]) -> Piece:
+    """Consecutive pieces of one choice as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    last = pieces[-1]
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        [token_id for piece in pieces for token_id in piece.token_ids],
+        None if last.logprobs is None else [entry for piece in pieces for entry in piece.logprobs or ()],
+        last.finish_reason,
+        last.stop_reason,
+    )

@@ -1,6 +1,211 @@
-"""The HTTP application: routes, and what they share. Started by `octavo.server.launch.serve`.
+"""The HTTP application: its routes. Started by `octavo.server.launch.serve`.
 
-The command line calls `octavo.server.launch.serve(engine_config, server_config) -> int` (the process's exit status; it
-never raises OctavoError but prints one line). That module imports neither torch, FastAPI nor this one at its top, so that the
-engine process is running before they load.
+Handlers check everything before they answer; what they share lies in `service.py`, the answers in `stream.py`.
 """
+
+import json
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from octavo import __version__
+from octavo.core.request import RequestLimits
+from octavo.errors import InvalidRequestError
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import install_error_handlers, model_not_found
+from octavo.server.formats import ChatFormat, Format, TextFormat
+from octavo.server.logprobs import LogprobFormat
+from octavo.server.schema import (
+    ApiRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SamplingRequest,
+    TokenizeRequest,
+)
+from octavo.server.served_model import Prompt, ServedModel
+from octavo.server.service import Phase, Service
+from octavo.server.stream import GenerationJob, GenerationResponse
+
+__all__ = ["create_app"]
+
+MAX_WARNED_FIELDS = 10
+router = APIRouter()
+
+
+def create_app(service: Service) -> FastAPI:
+    app = FastAPI(title="octavo", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.include_router(router)
+    install_error_handlers(app)
+    return app
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _ready_model(request: Request) -> ServedModel:
+    return _service(request).ready_model()
+
+
+TheService = Annotated[Service, Depends(_service)]
+TheModel = Annotated[ServedModel, Depends(_ready_model)]
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatCompletionRequest, model: TheModel, service: TheService) -> Response:
+    headers = _check_fields(body, model)
+    params = body.sampling_params()
+    prompt = await model.chat_prompt(body)
+    answer = ChatFormat(model.name, params.n, LogprobFormat(model.tokenizer, params.skip_special_tokens))
+    return _generation(body, model, service, [prompt], params, answer, headers)
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionRequest, model: TheModel, service: TheService) -> Response:
+    headers = _check_fields(body, model)
+    params = body.sampling_params()
+    prompts = await _text_prompts(body, model)
+    echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(params.n)]
+    answer = TextFormat(model.name, echoes, LogprobFormat(model.tokenizer, params.skip_special_tokens))
+    return _generation(body, model, service, [prompt.token_ids for prompt in prompts], params, answer, headers)
+
+
+@router.get("/v1/models")
+async def list_models(model: TheModel) -> Response:
+    return JSONResponse({"object": "list", "data": [_model_card(model)]})
+
+
+@router.get("/v1/models/{name:path}")
+async def get_model(name: str, model: TheModel) -> Response:
+    if name != model.name:
+        raise model_not_found(name, model.name)
+    return JSONResponse(_model_card(model))
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, model: TheModel) -> Response:
+    headers = _check_fields(body, model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("Send either prompt or messages.", param="prompt")
+    if body.prompt is None:
+        token_ids = await model.chat_prompt(body)
+    else:
+        token_ids = (await model.text_prompt(body.prompt, body.add_special_tokens is not False)).token_ids
+    texts = [model.tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
+    content = {
+        "count": len(token_ids),
+        "max_model_len": model.info.max_model_len,
+        "tokens": token_ids,
+        "token_strs": texts,
+    }
+    return JSONResponse(content, headers=_text_headers(headers))
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, model: TheModel) -> Response:
+    headers = _check_fields(body, model)
+    _check_token_ids(body.tokens, model.limits, "tokens")
+    return JSONResponse({"prompt": model.token_prompt(body.tokens).text}, headers=_text_headers(headers))
+
+
+@router.get("/health")
+@router.get("/ping")
+async def health(service: TheService) -> Response:
+    """200 when requests are taken and the engine can answer them."""
+    status = 200 if service.phase is Phase.READY else 503
+    return JSONResponse({"status": service.phase.value, "model": service.model_name}, status)
+
+
+@router.get("/version")
+async def version() -> Response:
+    return JSONResponse({"version": __version__})
+
+
+@router.get("/metrics")
+async def metrics(service: TheService) -> Response:
+    return Response(service.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _check_fields(body: ApiRequest, model: ServedModel) -> list[tuple[bytes, bytes]]:
+    """Headers that name the fields nobody knows. Raises for another model, and for fields that octavo can't serve."""
+    if body.model is not None and body.model != model.name:
+        raise model_not_found(body.model, model.name)
+    unknown = body.unknown_fields()
+    if not unknown:
+        return []
+    # JSON's escapes keep control characters out of the header.
+    names = ", ".join(json.dumps(name[:64]) for name in unknown[:MAX_WARNED_FIELDS])
+    return [(b"x-octavo-warning", f"unknown fields ignored: {names}".encode("ascii"))]
+
+
+def _text_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in headers}
+
+
+async def _text_prompts(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
+    """The prompt or prompts, whichever of four forms they have."""
+    given = body.prompt
+    if not isinstance(given, str) and given and isinstance(given[0], int):
+        given = [given]  # a list of token ids is one prompt
+    if not given:
+        raise InvalidRequestError("The prompt is empty: it must hold at least one token.", param="prompt")
+    prompts = []
+    for prompt in [given] if isinstance(given, str) else given:
+        if isinstance(prompt, str):
+            prompts.append(await model.text_prompt(prompt, body.add_special_tokens is not False))
+        else:
+            assert isinstance(prompt, list)
+            _check_token_ids(prompt, model.limits, "prompt")
+            prompts.append(model.token_prompt(prompt))
+    return prompts
+
+
+def _check_token_ids(token_ids: list[int], limits: RequestLimits, param: str) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < limits.vocab_size:
+            raise InvalidRequestError(
+                f"Token id {token_id} is outside the vocabulary: ids go from 0 to {limits.vocab_size - 1}.", param=param
+            )
+
+
+def _generation(
+    body: SamplingRequest,
+    model: ServedModel,
+    service: Service,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    answer: Format,
+    headers: list[tuple[bytes, bytes]],
+) -> Response:
+    """Raises InvalidRequestError for a prompt that can't be served; the generation begins with the response."""
+    for prompt in prompts:
+        model.limits.check(prompt, params)
+    job = GenerationJob(
+        prompts=prompts,
+        params=params,
+        format=answer,
+        stream=bool(body.stream),
+        includes_usage=body.includes_usage,
+        has_continuous_usage=body.has_continuous_usage,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt,
+        headers=headers,
+    )
+    return GenerationResponse(model, job, service)
+
+
+def _model_card(model: ServedModel) -> dict[str, object]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "octavo",
+        "root": model.root,
+        "parent": None,
+        "max_model_len": model.info.max_model_len,
+    }

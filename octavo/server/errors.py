@@ -1,0 +1,115 @@
+"""Errors in OpenAI's shape: which status, type and code each of ours has."""
+
+import logging
+from http import HTTPStatus
+
+import msgspec
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from octavo.errors import EngineBusyError, EngineDeadError, InvalidRequestError, OctavoError, RequestFailedError
+
+__all__ = ["Error", "ErrorBody", "describe", "install_error_handlers", "model_not_found", "not_serving"]
+
+logger = logging.getLogger(__name__)
+MAX_SHOWN = 100
+"""Characters of a rejected value that an error message repeats."""
+
+
+class Error(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: Error
+
+
+def describe(error: Exception) -> tuple[int, Error]:
+    """The status and the body's content for an error; one that isn't ours is not explained to the client."""
+    match error:
+        case InvalidRequestError():
+            return 400, Error(message=error.message, type="invalid_request_error", param=error.param, code=error.code)
+        case EngineBusyError():
+            return 429, Error(message=str(error), type="rate_limit_error", code="engine_busy")
+        case EngineDeadError():
+            return 503, Error(message=str(error), type="server_error", code="engine_dead")
+        case RequestFailedError():
+            return 500, Error(message=str(error), type="server_error", code="request_failed")
+    return 500, Error(message="Internal server error; the server's log has the details.", type="server_error")
+
+
+def model_not_found(asked: str, served: str) -> HTTPException:
+    message = f"The model {_shown(asked)} does not exist. This server serves {served!r}."
+    error = Error(message=message, type="invalid_request_error", param="model", code="model_not_found")
+    return HTTPException(404, detail=error)
+
+
+def not_serving(why: str, retry_after_s: int) -> HTTPException:
+    """The server is alive but takes no requests: it starts, or it drains."""
+    error = Error(message=why, type="server_error", code="not_serving")
+    return HTTPException(503, detail=error, headers={"Retry-After": str(retry_after_s)})
+
+
+def _response(status: int, error: Error, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(ErrorBody(error)), status, headers, media_type="application/json")
+
+
+def _on_octavo_error(request: Request, error: Exception) -> Response:
+    status, body = describe(error)
+    headers = {"Retry-After": f"{max(1, round(error.retry_after_s))}"} if isinstance(error, EngineBusyError) else None
+    return _response(status, body, headers)
+
+
+def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StarletteHTTPException)
+    headers = dict(error.headers or {})
+    if isinstance(error.detail, Error):
+        return _response(error.status_code, error.detail, headers)
+    phrase = HTTPStatus(error.status_code).phrase
+    message = error.detail if error.detail != phrase else f"{phrase}: {request.method} {request.url.path}"
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    return _response(error.status_code, Error(message=message, type=kind), headers)
+
+
+def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    message, param = _first_problem(error)
+    return _response(400, Error(message=message, type="invalid_request_error", param=param))
+
+
+def _on_any_error(request: Request, error: Exception) -> Response:
+    status, body = describe(error)
+    return _response(status, body)
+
+
+def _first_problem(error: RequestValidationError) -> tuple[str, str | None]:
+    """A sentence on the first field that is wrong, and its name."""
+    problems = error.errors()
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return f"The body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}.", None
+    path = [part for part in first["loc"] if part != "body"]
+    if not path:
+        return "The body must be a JSON object, sent with the header Content-Type: application/json.", None
+    param = str(path[0])[:MAX_SHOWN]
+    if first["type"] == "missing":
+        return f"{'.'.join(map(str, path))} is required.", param
+    # The alternatives of a union are reported one by one.
+    wishes = {problem["msg"].removeprefix("Input should be ") for problem in problems if path[0] in problem["loc"]}
+    return f"{param} must be {' or '.join(sorted(wishes))}, got {_shown(first.get('input'))}.", param
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(OctavoError, _on_octavo_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(StarletteHTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_any_error)

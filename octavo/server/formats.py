@@ -1,0 +1,122 @@
+"""ChatFormat and TextFormat: the pieces of choices, as the objects that the two APIs send."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from msgspec import UnsetType
+
+from octavo.engine.choice import Piece
+from octavo.server.logprobs import LogprobFormat
+from octavo.server.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatMessage,
+    Delta,
+    TextChoice,
+    TextCompletion,
+    Usage,
+)
+
+__all__ = ["ChatFormat", "Format", "TextFormat"]
+
+ChunkUsage = Usage | UnsetType | None
+
+
+class Format(Protocol):
+    """One request's way to write its answer. `usage` of a chunk: UNSET leaves the field out."""
+
+    def opening(self, usage: ChunkUsage) -> list[msgspec.Struct]:
+        """Chunks that go before all pieces."""
+        ...
+
+    def chunk(self, index: int, piece: Piece, usage: ChunkUsage) -> msgspec.Struct: ...
+
+    def last(self, usage: Usage) -> msgspec.Struct:
+        """The chunk with the usage and no choice."""
+        ...
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> msgspec.Struct:
+        """The answer in one, from one merged piece a choice."""
+        ...
+
+
+class ChatFormat:
+    def __init__(self, model: str, num_choices: int, logprobs: LogprobFormat) -> None:
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._num_choices = num_choices
+        self._logprobs = logprobs
+
+    def opening(self, usage: ChunkUsage) -> list[msgspec.Struct]:
+        role = Delta(role="assistant", content="")
+        return [self._chunk([ChatChunkChoice(index, role)], usage) for index in range(self._num_choices)]
+
+    def chunk(self, index: int, piece: Piece, usage: ChunkUsage) -> msgspec.Struct:
+        choice = ChatChunkChoice(
+            index,
+            Delta(content=piece.text) if piece.text else Delta(),
+            self._logprobs.chat(piece),
+            piece.finish_reason,
+            piece.stop_reason,
+        )
+        return self._chunk([choice], usage)
+
+    def last(self, usage: Usage) -> msgspec.Struct:
+        return self._chunk([], usage)
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> msgspec.Struct:
+        choices = [
+            ChatChoice(
+                index=index,
+                message=ChatMessage(content=piece.text),
+                logprobs=self._logprobs.chat(piece),
+                finish_reason=piece.finish_reason,
+                stop_reason=piece.stop_reason,
+            )
+            for index, piece in enumerate(pieces)
+        ]
+        return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: ChunkUsage) -> ChatChunk:
+        return ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+
+
+class TextFormat:
+    """`echoes`: for each choice the text that goes before what is generated; "" without echo."""
+
+    def __init__(self, model: str, echoes: Sequence[str], logprobs: LogprobFormat) -> None:
+        self._id = f"cmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._echoes = echoes
+        self._offsets = [len(echo) for echo in echoes]
+        self._logprobs = logprobs
+
+    def opening(self, usage: ChunkUsage) -> list[msgspec.Struct]:
+        return [self._chunk([TextChoice(index, echo)], usage) for index, echo in enumerate(self._echoes) if echo]
+
+    def chunk(self, index: int, piece: Piece, usage: ChunkUsage) -> msgspec.Struct:
+        return self._chunk([self._choice(index, piece.text, piece)], usage)
+
+    def last(self, usage: Usage) -> msgspec.Struct:
+        return self._chunk([], usage)
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> msgspec.Struct:
+        return self._chunk(
+            [self._choice(index, self._echoes[index] + piece.text, piece) for index, piece in enumerate(pieces)], usage
+        )
+
+    def _choice(self, index: int, text: str, piece: Piece) -> TextChoice:
+        logprobs = self._logprobs.text(piece, self._offsets[index])
+        if logprobs is not None:
+            self._offsets[index] += sum(map(len, logprobs.tokens))
+        return TextChoice(index, text, logprobs, piece.finish_reason, piece.stop_reason)
+
+    def _chunk(self, choices: list[TextChoice], usage: ChunkUsage) -> TextCompletion:
+        return TextCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)

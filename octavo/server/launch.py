@@ -1,0 +1,48 @@
+"""serve: from two configurations to a running server, and its exit status.
+
+Imports neither FastAPI nor anything else slow at its top: the port is bound and the engine's process running before
+they load.
+"""
+
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+
+from octavo.config import EngineConfig, ServerConfig
+from octavo.engine.launch import ENGINE_COMMAND, EngineProcess
+
+__all__ = ["serve"]
+
+BACKLOG = 2048
+
+
+def serve(
+    engine_config: EngineConfig, server_config: ServerConfig, engine_command: Sequence[str] = ENGINE_COMMAND
+) -> int:
+    """Serve until a signal or the engine's end. Returns the process's exit status: 0 after SIGTERM or SIGINT.
+
+    What goes wrong on the way is printed in one line. Call from the main thread.
+    """
+    started_at = time.perf_counter()
+    host, port = server_config.host, server_config.port
+    try:
+        listener = _listen(host, port)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        print(f"octavo: can't listen on {host}, port {port}: {why}. Choose another --port or --host.", file=sys.stderr)
+        return 1
+    try:
+        with listener, closing(EngineProcess(engine_config, engine_command)) as process:
+            from octavo.server.lifecycle import run
+
+            return run(engine_config, server_config, process, listener, started_at)
+    except KeyboardInterrupt:  # before the signal handlers were in place
+        return 130
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound and listening: early connections wait, and a second server fails before it loads anything."""
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return socket.create_server(address[:2], family=family, backlog=BACKLOG)

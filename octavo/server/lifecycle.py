@@ -1,0 +1,183 @@
+"""run: a server's life, from the start over being ready to its end by a signal or with the engine."""
+
+import asyncio
+import json
+import logging
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from octavo import __version__
+from octavo.config import EngineConfig, ServerConfig
+from octavo.engine.client import EngineClient
+from octavo.engine.launch import EngineProcess
+from octavo.engine.metrics import EngineMetrics
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.server.app import create_app
+from octavo.server.served_model import ServedModel, load_text_side
+from octavo.server.service import Phase, Service
+
+__all__ = ["run"]
+
+FLUSH_S = 5.0
+"""How long clients get to read the error that a dead engine left them with."""
+KEEP_ALIVE_S = 30
+
+
+def run(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    process: EngineProcess,
+    listener: socket.socket,
+    started_at: float,
+) -> int:
+    """Serve until the end; returns the exit status. `started_at` is on the clock of `time.perf_counter`."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    for name in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Server(engine_config, server_config, process, listener, started_at).live())
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks for a drain, the second for the end at once."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own handling of signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server:
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        server_config: ServerConfig,
+        process: EngineProcess,
+        listener: socket.socket,
+        started_at: float,
+    ) -> None:
+        self._engine_config = engine_config
+        self._config = server_config
+        self._process = process
+        self._listener = listener
+        self._started_at = started_at
+        self._name = server_config.served_model_name or engine_config.model
+
+    async def live(self) -> int:
+        self._signals = _Signals()
+        metrics = EngineMetrics(self._name)
+        self._client = EngineClient(self._process, metrics)
+        self._service = Service(self._name, metrics)
+        http = _HttpServer(self._http_config())
+        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        try:
+            return await self._until_end()
+        except OctavoError as error:
+            print(f"octavo: {error}", file=sys.stderr, flush=True)
+            return 1
+        finally:
+            self._client.close(EngineDeadError("The server is shutting down."))
+            http.should_exit = True
+            http.force_exit = self._signals.second.is_set()
+            await serving
+
+    async def _until_end(self) -> int:
+        """Start, be ready, drain. Raises the OctavoError that ended it."""
+        signals, service, client = self._signals, self._service, self._client
+        await _first_of(self._start(), signals.first.wait())
+        if service.model is None:
+            return 0  # told to stop before it was ready
+        await _first_of(client.wait_dead(), signals.first.wait())
+        if not client.is_dead:
+            service.phase = Phase.DRAINING
+            timeout = self._config.shutdown_timeout
+            await _first_of(service.is_idle.wait(), client.wait_dead(), signals.second.wait(), timeout=timeout)
+        if client.is_dead:
+            service.phase = Phase.DEAD
+            await _first_of(service.is_idle.wait(), timeout=FLUSH_S)
+            raise await client.wait_dead()
+        return 128 + signal.SIGTERM if signals.second.is_set() else 0
+
+    async def _start(self) -> None:
+        start = time.perf_counter()
+        text = await asyncio.to_thread(load_text_side, self._engine_config, self._config)
+        tokenizer_s = time.perf_counter() - start
+        info = await self._client.wait_ready()
+        self._service.model = ServedModel(
+            name=self._name,
+            root=self._engine_config.model,
+            text=text,
+            client=self._client,
+            info=info,
+        )
+        self._service.phase = Phase.READY
+        self._announce(info.start_seconds, tokenizer_s)
+
+    def _http_config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            create_app(self._service),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=not self._config.disable_access_log,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=2,
+        )
+
+    def _announce(self, engine_seconds: dict[str, float], tokenizer_s: float) -> None:
+        model = self._service.model
+        assert model is not None
+        host, port = self._listener.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in engine_seconds.items())
+        info, ready_s = model.info, time.perf_counter() - self._started_at
+        print(
+            f"octavo {__version__} serves {model.name} on {url}, ready in {ready_s:.2f} s\n"
+            f"  engine: {stages}; beside it: tokenizer {tokenizer_s:.2f} s\n"
+            f"  {info.dtype}; {info.kv_cache_dtype} KV in {info.num_blocks} blocks of {info.block_size} tokens; "
+            f"context {info.max_model_len}; {info.provider} kernels on {info.num_threads} threads\n"
+            f"Try: {_curl(url, model)}",
+            flush=True,
+        )
+
+
+def _curl(url: str, model: ServedModel) -> str:
+    path, body = "completions", dict[str, object](prompt="The sky is blue because")
+    if model.text.has_chat_template:
+        path, body = "chat/completions", {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    data = json.dumps({"model": model.name, **body, "max_tokens": 64})
+    return shlex.join(["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json", "-d", data])
+
+
+async def _first_of(*awaited: Coroutine[Any, Any, Any], timeout: float | None = None) -> None:
+    """Return when one of them is done, or after `timeout` seconds; raises what that one raised. The others end."""
+    tasks = [asyncio.create_task(one) for one in awaited]
+    done, pending = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    for task in done:
+        task.result()

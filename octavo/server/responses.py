@@ -1,0 +1,123 @@
+"""The answers' shapes: OpenAI's, with vLLM's `stop_reason`. Encoded by msgspec, a microsecond a chunk."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+__all__ = [
+    "ChatChoice",
+    "ChatChunk",
+    "ChatChunkChoice",
+    "ChatCompletion",
+    "ChatLogprob",
+    "ChatLogprobs",
+    "ChatMessage",
+    "Delta",
+    "PromptTokensDetails",
+    "TextChoice",
+    "TextCompletion",
+    "TextLogprobs",
+    "TopLogprob",
+    "Usage",
+]
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class TextLogprobs(msgspec.Struct, frozen=True):
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class TextChoice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole completion, and each chunk of a streamed one."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET

@@ -1,0 +1,252 @@
+"""The requests' fields: types here, ranges in `SamplingParams`. What octavo can't do yet is refused by name.
+
+Knows no model: limits of the vocabulary and the context are checked later.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from octavo.errors import InvalidRequestError
+from octavo.sampling_params import SamplingParams
+
+__all__ = [
+    "ApiRequest",
+    "ChatCompletionRequest",
+    "ChatInput",
+    "CompletionRequest",
+    "ContentPart",
+    "DetokenizeRequest",
+    "Message",
+    "SamplingRequest",
+    "StreamOptions",
+    "TokenizeRequest",
+]
+
+WireInt = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+"""An integer whose range is checked elsewhere, but that must fit a message to the engine."""
+
+HARMLESS = frozenset(
+    [
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "spaces_between_special_tokens",
+        "store",
+        "verbosity",
+    ]
+)
+"""Fields that clients send and that change nothing in what octavo answers."""
+
+UNSUPPORTED = {
+    "allowed_token_ids": "restricting the vocabulary",
+    "audio": "audio output",
+    "bad_words": "bad words",
+    "chat_template": "a chat template in a request (the server's --chat-template sets one)",
+    "documents": "documents",
+    "function_call": "function calls",
+    "functions": "function calls",
+    "guided_choice": "structured output",
+    "guided_grammar": "structured output",
+    "guided_json": "structured output",
+    "guided_regex": "structured output",
+    "length_penalty": "beam search",
+    "modalities": "output other than text",
+    "prediction": "predicted outputs",
+    "prompt_logprobs": "log-probabilities of the prompt",
+    "response_format": "structured output",
+    "return_token_ids": "returning token ids",
+    "structured_outputs": "structured output",
+    "suffix": "filling in before a suffix",
+    "tool_choice": "tools",
+    "tools": "tools",
+    "truncate_prompt_tokens": "truncating the prompt",
+    "use_beam_search": "beam search",
+    "web_search_options": "web search",
+}
+"""Fields that would change the answer, and what they ask for."""
+
+NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "length_penalty": [1, 1.0],
+    "modalities": [["text"]],
+    "response_format": [{"type": "text"}],
+    "tool_choice": ["none", "auto"],
+}
+"""Values of these fields that ask for nothing, beside null, false and empty ones."""
+
+
+class ApiRequest(BaseModel):
+    """No coercion: "5" is no number. Unknown fields are kept, so that they can be named."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = None
+    user: str | None = None
+
+    def unknown_fields(self) -> list[str]:
+        """Fields that mean nothing here. Raises InvalidRequestError for one that octavo knows but can't serve."""
+        extra = self.model_extra or {}
+        for name, value in extra.items():
+            wish = UNSUPPORTED.get(name)
+            if wish is not None and value and value not in NEUTRAL.get(name, ()):
+                raise InvalidRequestError(
+                    f"{name} is not supported: octavo can't do {wish} yet. Leave the field out.", param=name
+                )
+        return [name for name in extra if name not in UNSUPPORTED and name not in HARMLESS]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool | None = None
+    """Send a last chunk with the usage and no choices."""
+    continuous_usage_stats: bool | None = None
+    """Send the usage so far with every chunk (vLLM)."""
+
+
+class SamplingRequest(ApiRequest):
+    """What chat and plain completions share. None stands for the default, as an absent field does."""
+
+    n: int | None = None
+    min_tokens: WireInt | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: WireInt | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    best_of: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: WireInt | None = None
+    cache_salt: str | None = None
+
+    def _params(self, **own: Any) -> SamplingParams:
+        """Raises InvalidRequestError naming the field that is out of range."""
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise InvalidRequestError(
+                f"best_of must equal n ({self.n or 1}), got {self.best_of}: octavo returns every completion it makes.",
+                param="best_of",
+            )
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options is only allowed with stream: true.", param="stream_options")
+        given = {name: value for name in SHARED_FIELDS if (value := getattr(self, name)) is not None}
+        if self.logit_bias is not None:
+            given["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
+        return SamplingParams(**given, **own)
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+
+SHARED_FIELDS = SamplingRequest.model_fields.keys() & {field.name for field in fields(SamplingParams)} - {"logit_bias"}
+
+
+def _token_id(key: str) -> int:
+    try:
+        return int(key)
+    except ValueError:
+        raise InvalidRequestError(
+            f"logit_bias must be keyed by token ids, got {key[:50]!a}.", param="logit_bias"
+        ) from None
+
+
+class ContentPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    text: str | None = None
+
+
+class Message(BaseModel):
+    """Fields beside these reach the chat template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: str
+    content: str | list[ContentPart] | None = None
+
+    @property
+    def num_characters(self) -> int:
+        if isinstance(self.content, list):
+            return sum(len(part.text or "") for part in self.content)
+        return len(self.content or "")
+
+
+class ChatInput(ApiRequest):
+    """Messages and how they become a prompt."""
+
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def num_characters(self) -> int:
+        return sum(message.num_characters for message in self.messages or ())
+
+
+class ChatCompletionRequest(ChatInput, SamplingRequest):
+    messages: list[Message]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    """Goes before max_tokens, which OpenAI has retired."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    echo: bool | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
+        if self.echo:
+            raise InvalidRequestError("echo is not supported for chat completions.", param="echo")
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self._params(max_tokens=max_tokens, logprobs=logprobs)
+
+
+class CompletionRequest(SamplingRequest):
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequestError(
+                "echo with logprobs is not supported: octavo can't do log-probabilities of the prompt yet.",
+                param="echo",
+            )
+        return self._params(max_tokens=self.max_tokens, logprobs=self.logprobs)
+
+
+class TokenizeRequest(ChatInput):
+    """A prompt, or messages as for a chat completion."""
+
+    prompt: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(ApiRequest):
+    tokens: list[int]

@@ -1,0 +1,116 @@
+"""ServedModel: what the handlers need of the model that is being served. Prompts to token ids, engine to generations.
+
+Long texts are tokenised in a thread, so that running streams do not wait for them.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from octavo.checkpoint.open import open_checkpoint
+from octavo.config import EngineConfig, ServerConfig
+from octavo.core.request import RequestLimits
+from octavo.engine.client import EngineClient
+from octavo.engine.messages import EngineInfo
+from octavo.errors import InvalidRequestError
+from octavo.server.schema import ChatInput
+from octavo.text.chat_template import ChatTemplate, load_chat_template
+from octavo.text.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["Prompt", "ServedModel", "TextSide", "load_text_side"]
+
+T = TypeVar("T")
+LONG_TEXT = 8192
+"""Characters: several milliseconds of tokenising."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    token_ids: list[int]
+    text: str
+    """What echo returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """The part of a model that the API process loads itself."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    has_chat_template: bool
+
+
+def load_text_side(engine_config: EngineConfig, server_config: ServerConfig) -> TextSide:
+    """The tokenizer and the chat template of the model, or those that the options name."""
+    tokenizer = _load_tokenizer(engine_config)
+    if server_config.chat_template is None:
+        source = tokenizer.chat_template
+    else:
+        source = load_chat_template(server_config.chat_template)
+    return TextSide(tokenizer, ChatTemplate(source, tokenizer.special_tokens), source is not None)
+
+
+def _load_tokenizer(config: EngineConfig) -> Tokenizer:
+    if config.tokenizer is not None and Path(config.tokenizer).is_dir():
+        return load_tokenizer(Path(config.tokenizer), None)
+    checkpoint = open_checkpoint(config.tokenizer or config.model, config.download_dir, config.revision)
+    return load_tokenizer(checkpoint.path, checkpoint.vocabulary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    name: str
+    root: str
+    """The --model value."""
+    text: TextSide
+    client: EngineClient
+    info: EngineInfo
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.text.tokenizer
+
+    @property
+    def limits(self) -> RequestLimits:
+        return RequestLimits(
+            vocab_size=self.info.vocab_size,
+            max_model_len=self.info.max_model_len,
+            kv_capacity_tokens=self.info.num_blocks * self.info.block_size,
+        )
+
+    async def chat_prompt(self, request: ChatInput) -> list[int]:
+        """Raises InvalidRequestError for messages that the template refuses."""
+
+        def render_and_encode() -> list[int]:
+            text = self.text.chat_template.render(
+                [message.model_dump(exclude_unset=True) for message in request.messages or ()],
+                request.add_generation_prompt is not False,
+                continue_final_message=bool(request.continue_final_message),
+                **_template_variables(request),
+            )
+            return self.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+
+        return await _run(render_and_encode, request.num_characters)
+
+    async def text_prompt(self, text: str, add_special_tokens: bool = True) -> Prompt:
+        token_ids = await _run(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))
+        return Prompt(token_ids, text)
+
+    def token_prompt(self, token_ids: list[int]) -> Prompt:
+        return Prompt(token_ids, self.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def _template_variables(request: ChatInput) -> dict[str, Any]:
+    variables = request.chat_template_kwargs or {}
+    taken = {"messages", "add_generation_prompt", "continue_final_message", "tools", "documents", "self"}
+    if clash := taken & variables.keys():
+        raise InvalidRequestError(
+            f"chat_template_kwargs can't set {min(clash)}: it has a field of its own.", param="chat_template_kwargs"
+        )
+    return variables
+
+
+async def _run(work: Callable[[], T], num_characters: int) -> T:
+    return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)

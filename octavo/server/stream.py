@@ -1,0 +1,169 @@
+"""GenerationResponse: a generation's deltas as server-sent events, or collected into one JSON answer.
+
+A plain ASGI response: nothing between a delta and the socket but msgspec. A client that goes away ends its generation.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import Response
+from msgspec import UNSET
+from starlette.types import Receive, Scope, Send
+
+from octavo.core.step import RequestDelta
+from octavo.engine.choice import Choice, Piece, merge
+from octavo.engine.client import Generation
+from octavo.errors import OctavoError
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import ErrorBody, describe
+from octavo.server.formats import ChunkUsage, Format
+from octavo.server.responses import PromptTokensDetails, Usage
+from octavo.server.served_model import ServedModel
+from octavo.server.service import Service
+
+__all__ = ["GenerationJob", "GenerationResponse"]
+
+logger = logging.getLogger(__name__)
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationJob:
+    """A request that has passed every check."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    format: Format
+    stream: bool
+    includes_usage: bool
+    has_continuous_usage: bool
+    priority: int
+    cache_salt: str | None
+    headers: list[tuple[bytes, bytes]]
+
+
+class GenerationResponse(Response):
+    """Errors before the first byte are raised, for the error handlers to answer; later ones become an event."""
+
+    def __init__(self, model: ServedModel, job: GenerationJob, service: Service) -> None:
+        super().__init__()
+        self._service = service
+        self._model = model
+        self._job = job
+        self._choices = [Choice(model.tokenizer, job.params) for _ in range(len(job.prompts) * job.params.n)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job = self._job
+        generation = self._model.client.generate(job.prompts, job.params, job.priority, job.cache_salt)
+        with self._service.answering(), generation:
+            watcher = asyncio.create_task(_abort_on_disconnect(receive, generation))
+            try:
+                await (self._stream if job.stream else self._collect)(generation, send)
+            finally:
+                watcher.cancel()
+
+    async def _collect(self, generation: Generation, send: Send) -> None:
+        pieces: list[list[Piece]] = [[] for _ in self._choices]
+        async for deltas in generation:
+            for index, piece in self._pieces(generation, deltas):
+                pieces[index].append(piece)
+        if not self._is_finished:
+            return  # the client is gone
+        body = _encode(self._job.format.whole([merge(parts) for parts in pieces], self._usage()))
+        length = (b"content-length", str(len(body)).encode())
+        await _start(send, [(b"content-type", b"application/json"), length, *self._job.headers])
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, generation: Generation, send: Send) -> None:
+        has_started = False
+        try:
+            async for deltas in generation:
+                events = self._events(generation, deltas)
+                if not has_started:
+                    await _start(send, [*EVENT_STREAM, *self._job.headers])
+                    events = [*map(_event, self._job.format.opening(self._chunk_usage())), *events]
+                    has_started = True
+                if events:
+                    await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+        except Exception as error:
+            if not has_started:
+                raise
+            if not isinstance(error, OctavoError):
+                logger.exception("A stream failed")
+            _, body = describe(error)
+            await send({"type": "http.response.body", "body": _event(ErrorBody(body)) + DONE})
+            return
+        if not self._is_finished:
+            return  # the client is gone
+        usage = _event(self._job.format.last(self._usage())) if self._job.includes_usage else b""
+        await send({"type": "http.response.body", "body": usage + DONE})
+
+    def _events(self, generation: Generation, deltas: list[RequestDelta]) -> list[bytes]:
+        """One event for each choice that has something to show."""
+        news: dict[int, list[Piece]] = {}
+        for index, piece in self._pieces(generation, deltas):
+            news.setdefault(index, []).append(piece)
+        events = []
+        for index, pieces in news.items():
+            piece = merge(pieces)
+            if piece.text or piece.logprobs or piece.finish_reason is not None:
+                events.append(_event(self._job.format.chunk(index, piece, self._chunk_usage())))
+        return events
+
+    def _pieces(self, generation: Generation, deltas: list[RequestDelta]) -> list[tuple[int, Piece]]:
+        """The deltas as text, with the index of their choice. A stop string is reported to the engine."""
+        pieces = []
+        for delta in deltas:
+            index = delta.request_id - generation.first_request_id
+            choice = self._choices[index]
+            if choice.is_finished:
+                continue  # a stop string came before this delta
+            pieces.append((index, choice.append(delta)))
+            if choice.is_finished:
+                generation.finish(delta.request_id, choice.num_tokens)
+        return pieces
+
+    @property
+    def _is_finished(self) -> bool:
+        return all(choice.is_finished for choice in self._choices)
+
+    def _usage(self) -> Usage:
+        """So far; a prompt counts once, however many choices it has."""
+        num_prompt_tokens = sum(map(len, self._job.prompts))
+        num_output_tokens = sum(choice.num_tokens for choice in self._choices)
+        num_cached_tokens = sum(choice.num_cached_tokens for choice in self._choices[:: self._job.params.n])
+        return Usage(
+            num_prompt_tokens,
+            num_output_tokens,
+            num_prompt_tokens + num_output_tokens,
+            PromptTokensDetails(num_cached_tokens),
+        )
+
+    def _chunk_usage(self) -> ChunkUsage:
+        if self._job.has_continuous_usage:
+            return self._usage()
+        return None if self._job.includes_usage else UNSET
+
+
+EVENT_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold the events back
+]
+
+
+async def _start(send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+def _event(content: msgspec.Struct) -> bytes:
+    return b"data: " + _encode(content) + b"\n\n"
+
+
+async def _abort_on_disconnect(receive: Receive, generation: Generation) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.abort()
