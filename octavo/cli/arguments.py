@@ -4,25 +4,37 @@ Knows nothing of what the options mean: the dataclasses check their values.
 """
 
 import argparse
-import sys
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from importlib import import_module
 from typing import Any, NoReturn
 
 from octavo.errors import ConfigError
 
-__all__ = ["Parser", "add_config_options", "add_model_option", "config_values", "count", "model_argument", "parse"]
+__all__ = [
+    "Parser",
+    "add_commands",
+    "add_config_options",
+    "add_model_option",
+    "config_values",
+    "count",
+    "dashed",
+    "model_argument",
+    "parse",
+]
 
 METAVARS: dict[Any, str] = {int: "N", float: "X"}
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def count(text: str) -> int:
-    """An integer with an optional suffix: 1k is 1000, 1K is 1024, 2G is 2 GiB; decimals with a suffix: 1.5k is 1500."""
-    digits, suffix = text, text.removesuffix("iB").removesuffix("B")[-1:]
-    if suffix in SUFFIXES and suffix:
-        digits = text[: text.rindex(suffix)]
-    value = float(digits) * SUFFIXES[suffix] if digits != text else int(text)
+    """An integer with an optional suffix: 1k is 1000, 1K is 1024, 2G is 2 GiB, 1.5k is 1500. Raises ValueError."""
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?:([kmgtKMGT])(?:i?B)?)?", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a number")
+    digits, suffix = match.groups()
+    value = round((float(digits) if "." in digits else int(digits)) * SUFFIXES.get(suffix, 1), 6)
     if value != int(value):
         raise ValueError(f"{text} is not a whole number")
     return int(value)
@@ -35,7 +47,8 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, and which takes no abbreviations: a typo must not pick an option."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**({"formatter_class": _HelpFormatter, "allow_abbrev": False} | kwargs))
+        settings: dict[str, Any] = {"formatter_class": _HelpFormatter, "allow_abbrev": False}
+        super().__init__(**(settings | kwargs))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -62,16 +75,28 @@ class _HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=36)
 
 
-def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse as vLLM does: --max_model_len is --max-model-len. The namespace's `parser` is the command's own parser."""
-    argv = sys.argv[1:] if argv is None else argv
-    args, unknown = parser.parse_known_args([_dashed(argument) for argument in argv])
+def add_commands(parser: Parser, package: str, commands: Mapping[str, str], argv: Sequence[str]) -> None:
+    """Subcommands, each with its line of help. Only the one that `argv` begins with is imported, from its module in
+    `package`, and configured: `configure(parser)`, or `configure(parser, argv)` where it has subcommands itself."""
+    parsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    for name, help_text in commands.items():
+        command = parsers.add_parser(name, help=help_text)
+        command.set_defaults(parser=command)
+        if argv and argv[0] == name:
+            module = import_module(f"{package}.{name}")
+            module.configure(command, argv[1:]) if hasattr(module, "__path__") else module.configure(command)
+
+
+def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """As parse_args, but an unknown option's error names the closest of the command's own options."""
+    args, unknown = parser.parse_known_args(argv)
     if unknown:
         getattr(args, "parser", parser).refuse(unknown)
     return args
 
 
-def _dashed(argument: str) -> str:
+def dashed(argument: str) -> str:
+    """--max_model_len=8k -> --max-model-len=8k, as in vLLM."""
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument.partition("=")
@@ -113,12 +138,12 @@ def add_model_option(parser: Parser) -> None:
     """The model, as an argument or as --model."""
     kinds = "Hugging Face folder, .gguf file, or Hub name (org/name, org/name:file.gguf)."
     parser.add_argument("model_tag", metavar="MODEL", nargs="?", help=kinds)
-    parser.add_argument("--model", metavar="MODEL", help="The same as an option.")
+    parser.add_argument("--model", dest="model_option", metavar="MODEL", help="The same as an option.")
 
 
 def model_argument(args: argparse.Namespace) -> str | None:
     """The model given either way; None if neither."""
-    if args.model_tag and args.model and args.model_tag != args.model:
-        raise ConfigError(f"Two models were given: {args.model_tag} and --model {args.model}. Give one.")
-    model: str | None = args.model_tag or args.model
+    if args.model_tag and args.model_option and args.model_tag != args.model_option:
+        raise ConfigError(f"Two models were given: {args.model_tag} and --model {args.model_option}. Give one.")
+    model: str | None = args.model_tag or args.model_option
     return model

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from octavo.cli.arguments import Parser, add_config_options, add_model_option, config_values, model_argument
 from octavo.cli.retired import add_retired_options
 from octavo.config import EngineConfig
-from octavo.errors import OctavoError, RequestFailedError
+from octavo.errors import OctavoError
 
-__all__ = ["add_parser"]
+__all__ = ["configure"]
 
 Messages = list[dict[str, str]]
 
@@ -30,10 +30,10 @@ class RemoteModel:
     def __init__(self, url: str, name: str | None, api_key: str | None, options: dict[str, Any]) -> None:
         """Without a name, the first model that the server lists. Raises ServerError."""
         from octavo.cli.http_client import HttpClient
-        from octavo.cli.openai_stream import decode_models
+        from octavo.cli.openai_stream import first_model
 
         self.client = HttpClient(url, api_key)
-        self.name = name or decode_models(asyncio.run(self.client.get("/v1/models"))).data[0].id
+        self.name = name or first_model(asyncio.run(self.client.get("/v1/models")))
         self.options = options
 
     async def answer(self, messages: Messages) -> AsyncGenerator[str, None]:
@@ -42,10 +42,7 @@ class RemoteModel:
         body = {"model": self.name, "messages": messages, "stream": True, **self.options}
         async with aclosing(self.client.events("/v1/chat/completions", body)) as events:
             async for data in events:
-                event = decode_event(data)
-                if event.error:
-                    raise RequestFailedError(event.error.message)
-                yield event.text
+                yield decode_event(data).text
 
 
 class LocalModel:
@@ -68,12 +65,11 @@ class LocalModel:
             pieces.close()  # type: ignore[attr-defined]  # a generator
 
 
-def add_parser(commands: Any) -> None:
-    parser: Parser = commands.add_parser(
-        "chat",
-        help="talk to a model in the terminal",
-        description="Talk to a model: a running server's (--url), or MODEL, loaded in this process. "
-        "Ctrl-C stops an answer, Ctrl-D leaves.",
+def configure(parser: Parser) -> None:
+    parser.usage = "%(prog)s [MODEL] [options]"
+    parser.description = (
+        "Talk to a model: a running server's (--url), or MODEL, loaded in this process. "
+        "Ctrl-C stops an answer, Ctrl-D leaves."
     )
     add_model_option(parser)
     parser.add_argument("--url", help="Address of a running server. Default, without MODEL: http://127.0.0.1:8000/v1.")
@@ -82,13 +78,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--system-prompt", "--system", metavar="TEXT", help="The conversation's system message.")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="Send one message, print the answer and leave.")
     parser.add_argument("--temperature", type=float, metavar="X", help="0: always the likeliest token.")
-    parser.add_argument(
-        "--top-p", type=float, metavar="X", help="Sample from the likeliest tokens of this total share."
-    )
+    parser.add_argument("--top-p", type=float, metavar="X", help="Sample from the likeliest tokens with this total.")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="Longest answer; default: what the context allows.")
     add_config_options(parser, EngineConfig, "engine, for a MODEL loaded in this process", skip=("model",))
     add_retired_options(parser)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,8 +1,10 @@
-"""The parts of OpenAI's streaming answers that the command line reads, for completions and chat completions alike."""
+"""The parts of an OpenAI server's answers that the command line reads, for completions and chat completions alike."""
 
 import msgspec
 
-__all__ = ["Event", "Model", "ModelList", "decode_event", "decode_models"]
+from octavo.cli.http_client import ServerError
+
+__all__ = ["Event", "decode_event", "first_model"]
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -48,13 +50,32 @@ class Event(msgspec.Struct, frozen=True):
         return choice.text or choice.delta.content or choice.delta.reasoning_content or ""
 
 
-class Model(msgspec.Struct, frozen=True):
+class _Model(msgspec.Struct, frozen=True):
     id: str
 
 
-class ModelList(msgspec.Struct, frozen=True):
-    data: list[Model]
+class _ModelList(msgspec.Struct, frozen=True):
+    data: list[_Model]
 
 
-decode_event = msgspec.json.Decoder(Event).decode
-decode_models = msgspec.json.Decoder(ModelList).decode
+_EVENT = msgspec.json.Decoder(Event)
+_MODELS = msgspec.json.Decoder(_ModelList)
+
+
+def decode_event(data: bytes) -> Event:
+    """Raises ServerError for what is no event, and for an event that reports an error."""
+    try:
+        event = _EVENT.decode(data)
+    except msgspec.DecodeError as error:
+        raise ServerError(f"The server sent {data[:200]!r}: {error}.") from error
+    if event.error is not None:
+        raise ServerError(event.error.message)
+    return event
+
+
+def first_model(body: bytes) -> str:
+    """The first name in the answer of /v1/models. Raises ServerError if there is none."""
+    try:
+        return _MODELS.decode(body).data[0].id
+    except (msgspec.DecodeError, IndexError) as error:
+        raise ServerError(f"The server lists no model: {body[:200]!r}. Name one with --model.") from error

@@ -21,7 +21,7 @@ class Retired:
     nargs: int | str | None
     note: str
     accepts: tuple[str, ...] | None = None
-    """None: any value is accepted, with the note. Otherwise these are, silently, and others are refused with the note."""
+    """None: any value is accepted, with the note. Otherwise these are, silently, and any other is refused with it."""
 
 
 def _ignored(names: str, note: str, nargs: int | str | None = None) -> Retired:
@@ -106,9 +106,8 @@ RETIRED: tuple[Retired, ...] = (
     _refused("--config", "option files are not supported; give the options on the command line."),
     _refused("--hf-token", "set the environment variable HF_TOKEN instead."),
     _refused("--tokenizer-revision", "replaced by --revision, for model and tokenizer together."),
-    _refused(
-        "--hf-overrides --rope-scaling --rope-theta --override-generation-config", "a model's config can't be set."
-    ),
+    _refused("--hf-overrides --rope-scaling --rope-theta", "a model's config can't be overridden."),
+    _refused("--override-generation-config", "set sampling parameters in requests."),
     _refused("--speculative-model --speculative-draft-tokens --num-speculative-tokens", NO_SPECULATION),
     _refused("--speculative-config -sc", NO_SPECULATION),
     _refused_flag("--enable-lora", NO_LORA),

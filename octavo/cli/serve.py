@@ -1,28 +1,27 @@
 """`octavo serve MODEL`: the OpenAI server."""
 
 import argparse
-from typing import Any
 
 from octavo.cli.arguments import Parser, add_config_options, add_model_option, config_values, model_argument
 from octavo.cli.retired import add_retired_options
 from octavo.config import EngineConfig, ServerConfig
 from octavo.errors import ConfigError
 
-__all__ = ["add_parser"]
+__all__ = ["configure"]
 
 
-def add_parser(commands: Any) -> None:
-    parser: Parser = commands.add_parser(
-        "serve",
-        help="serve a model over the OpenAI API",
-        description="Serve a model over the OpenAI API.",
-        epilog="Options of vLLM's that are not listed here are accepted where they would change nothing but speed.",
+def configure(parser: Parser) -> None:
+    parser.usage = "%(prog)s MODEL [options]"
+    parser.description = "Serve a model over the OpenAI API."
+    parser.epilog = (
+        "vLLM's other options are accepted where they would change nothing but speed, and refused with the reason "
+        "where not."
     )
     add_model_option(parser)
     add_config_options(parser, ServerConfig, "server")
     add_config_options(parser, EngineConfig, "engine", skip=("model",))
     add_retired_options(parser)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run)
 
 
 def configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
@@ -38,4 +37,5 @@ def run(args: argparse.Namespace) -> int:
     engine_config, server_config = configs(args)
     from octavo.server.launch import serve
 
-    return serve(engine_config, server_config)
+    status: int = serve(engine_config, server_config)
+    return status

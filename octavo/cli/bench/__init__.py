@@ -1,20 +1,17 @@
 """`octavo bench`: measurements whose options and result fields are those of `vllm bench`."""
 
-from typing import Any
+from octavo.cli.arguments import Parser, add_commands
 
-from octavo.cli.arguments import Parser
-from octavo.cli.bench import latency, serve, startup, throughput
+__all__ = ["configure"]
 
-__all__ = ["add_parser"]
+BENCHMARKS = {
+    "throughput": "many requests at once through the engine in this process",
+    "latency": "one batch through the engine in this process, again and again",
+    "serve": "load on a running server",
+    "startup": "from `octavo serve` to the first token",
+}
 
 
-def add_parser(commands: Any) -> None:
-    parser: Parser = commands.add_parser(
-        "bench",
-        help="measure throughput, latency, a server, a start",
-        description="Measure octavo or an OpenAI server.",
-    )
-    benchmarks = parser.add_subparsers(metavar="BENCHMARK", required=True, parser_class=Parser)
-    for benchmark in (throughput, latency, serve, startup):
-        benchmark.add_parser(benchmarks)
-    parser.set_defaults(parser=parser)
+def configure(parser: Parser, argv: list[str]) -> None:
+    parser.description = "Measure octavo, or any OpenAI server."
+    add_commands(parser, __name__, BENCHMARKS, argv)

@@ -12,12 +12,11 @@ __all__ = ["BenchRequest", "add_dataset_options", "as_text", "check_dataset_opti
 DEFAULT_VOCAB_SIZE = 10_000
 """Token ids below this exist in the models that are benchmarked, when the real size is not known."""
 
-WORDS = """
-the of and to in is that it was for on are as with his they at be this from have or by one had not but what all
-were when we there can an your which their said if do will each about how up out them then she many some so
-these would other into has more her two like him see time could no make than first been its who now people my
-made over did down only way find use may water long little very after words called just where most know
-""".split()
+WORDS = (
+    "the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they",
+    "at", "be", "this", "from", "have", "or", "by", "one", "had", "not", "but", "what", "all", "were", "when", "we",
+    "there", "can", "an", "your", "which",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

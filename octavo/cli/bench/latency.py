@@ -4,19 +4,17 @@ import argparse
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 from octavo.cli.arguments import Parser
 from octavo.cli.bench.offline import add_engine_options, load
 from octavo.errors import ConfigError
 
-__all__ = ["add_parser"]
+__all__ = ["configure"]
 
 
-def add_parser(benchmarks: Any) -> None:
-    parser: Parser = benchmarks.add_parser(
-        "latency", help="one batch, without a server", description="Time of one batch from start to end."
-    )
+def configure(parser: Parser) -> None:
+    parser.usage = "%(prog)s [options]"
+    parser.description = "Time of one batch from start to end."
     parser.add_argument("--input-len", type=int, default=32, metavar="N", help="Prompt tokens. Default: 32.")
     parser.add_argument("--output-len", type=int, default=128, metavar="N", help="Output tokens. Default: 128.")
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="Requests at once. Default: 8.")
@@ -26,7 +24,7 @@ def add_parser(benchmarks: Any) -> None:
     parser.add_argument("--disable-detokenize", action="store_true", help="Leave detokenizing out of the measurement.")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="Save the result here.")
     add_engine_options(parser)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 from octavo.cli.bench.dataset import BenchRequest, as_text
 from octavo.cli.http_client import HttpClient, ServerError
-from octavo.cli.openai_stream import Event, decode_event, decode_models
+from octavo.cli.openai_stream import Event, decode_event, first_model
 
 __all__ = ["Answer", "Load", "LoadClient", "run_load"]
 
@@ -35,8 +35,6 @@ class Answer:
     error: str | None = None
 
     def record(self, event: Event, now_s: float) -> None:
-        if event.error is not None:
-            raise ServerError(event.error.message)
         if event.usage is not None:
             self.input_len, self.output_len = event.usage.prompt_tokens, event.usage.completion_tokens
         if not event.has_tokens:
@@ -68,15 +66,18 @@ class LoadClient:
         self.fields = {"stream": True, "stream_options": {"include_usage": True}} | fields
         self.is_chat = is_chat
 
+    async def find_model(self) -> None:
+        """Raises ServerError."""
+        if self.model is None:
+            self.model = first_model(await self.http.get("/v1/models"))
+
     async def wait_until_ready(self, timeout_s: float) -> None:
         """Until the server answers a small request. Raises ServerError with its last error when the time is over."""
         deadline = time.perf_counter() + timeout_s
         while True:
             try:
-                if self.model is None:
-                    self.model = decode_models(await self.http.get("/v1/models")).data[0].id
-                answer = await self.send(BenchRequest([1] * 8, 1))
-                error = answer.error
+                await self.find_model()
+                error = (await self.send(BenchRequest([1] * 8, 1))).error
             except ServerError as refused:
                 error = str(refused)
             if error is None:
@@ -123,15 +124,19 @@ class Load:
         due_s = time.perf_counter()
         for request in self.requests:
             yield request
-            due_s += generator.gammavariate(self.burstiness, 1 / (self.request_rate * self.burstiness))
+            due_s += generator.gammavariate(self.burstiness, 1.0) / (self.request_rate * self.burstiness)
             if due_s > time.perf_counter():
                 await asyncio.sleep(due_s - time.perf_counter())
 
 
-async def run_load(
+def run_load(client: LoadClient, load: Load, ready_timeout_s: float, show_progress: bool) -> tuple[list[Answer], float]:
+    """The answers in the requests' order, and the seconds they took in all. Raises ServerError without a server."""
+    return asyncio.run(_run_load(client, load, ready_timeout_s, show_progress))
+
+
+async def _run_load(
     client: LoadClient, load: Load, ready_timeout_s: float, show_progress: bool
 ) -> tuple[list[Answer], float]:
-    """The answers in the requests' order, and the seconds that all of them took. Raises ServerError if none can be had."""
     await client.wait_until_ready(ready_timeout_s)
     await asyncio.gather(*(client.send(BenchRequest([index] * 8, 8)) for index in range(load.num_warmups)))
     limit: Any = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else nullcontext()

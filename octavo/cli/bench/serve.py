@@ -1,7 +1,6 @@
 """`octavo bench serve`: load on an OpenAI server, and what its clients see."""
 
 import argparse
-import asyncio
 import json
 import math
 import os
@@ -14,17 +13,16 @@ from octavo.cli.arguments import Parser
 from octavo.cli.bench.dataset import add_dataset_options, check_dataset_options, random_requests
 from octavo.errors import ConfigError
 
-__all__ = ["add_parser"]
+__all__ = ["configure"]
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 METRICS = ("ttft", "tpot", "itl", "e2el")
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "generated_texts", "errors")
 
 
-def add_parser(benchmarks: Any) -> None:
-    parser: Parser = benchmarks.add_parser(
-        "serve", help="load on a running server", description="Load on an OpenAI server: octavo, vLLM, llama.cpp, ..."
-    )
+def configure(parser: Parser) -> None:
+    parser.usage = "%(prog)s [options]"
+    parser.description = "Load on a running OpenAI server: octavo, vLLM, llama.cpp and others."
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=sorted(ENDPOINTS), default="openai", help="Which API. Default: openai.")
     server.add_argument("--base-url", metavar="URL", help="Address, instead of --host and --port.")
@@ -83,7 +81,7 @@ def add_parser(benchmarks: Any) -> None:
     result.add_argument("--result-filename", metavar="NAME")
     result.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
     result.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     show_progress = sys.stderr.isatty() and not args.disable_tqdm
-    answers, duration_s = asyncio.run(run_load(client, load, args.ready_check_timeout_sec, show_progress))
+    answers, duration_s = run_load(client, load, args.ready_check_timeout_sec, show_progress)
     result = serve_result(answers, duration_s, metrics, percentages)
     print_result(result, metrics)
     if args.save_result or args.save_detailed:

@@ -22,7 +22,7 @@ TITLES = {
 def serve_result(
     answers: Sequence[Answer], duration_s: float, metrics: Sequence[str], percentages: Sequence[float]
 ) -> dict[str, Any]:
-    """Totals and rates over the answers without an error; latencies of the metrics asked for; each request's details."""
+    """Totals and rates of the answers without an error, latencies of the chosen metrics, and each request's details."""
     good = [answer for answer in answers if answer.error is None]
     num_input = sum(answer.input_len for answer in good)
     num_output = sum(answer.output_len for answer in good)

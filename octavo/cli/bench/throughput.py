@@ -3,19 +3,17 @@
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
 from octavo.cli.arguments import Parser
 from octavo.cli.bench.dataset import add_dataset_options, check_dataset_options, random_requests
 from octavo.cli.bench.offline import add_engine_options, load
 
-__all__ = ["add_parser"]
+__all__ = ["configure"]
 
 
-def add_parser(benchmarks: Any) -> None:
-    parser: Parser = benchmarks.add_parser(
-        "throughput", help="many requests at once, without a server", description="Throughput of the engine by itself."
-    )
+def configure(parser: Parser) -> None:
+    parser.usage = "%(prog)s [options]"
+    parser.description = "Throughput of the engine by itself: many requests at once."
     add_dataset_options(parser, input_len=1024, output_len=128, num_prompts=1000)
     parser.add_argument("--disable-detokenize", action="store_true", help="Leave detokenizing out of the measurement.")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="Save the result here.")
