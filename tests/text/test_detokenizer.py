@@ -66,7 +66,8 @@ def split(items: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
 
 
 # Few letters, so that stops happen; characters of two to four bytes, cut anywhere; and bytes that are not UTF-8.
-texts = st.text(alphabet="ab \né漢🦊\ufffd", max_size=30)
+wide = "ab \né漢🦊\ufffd"
+texts = st.text(alphabet="ab", max_size=30) | st.text(alphabet=wide, max_size=30)
 byte_runs = (
     texts.map(str.encode)
     | st.binary(max_size=8)
@@ -81,7 +82,8 @@ def token_sequences(draw: st.DrawFn) -> list[bytes]:
     return [bytes(chunk) for chunk in split(whole, draw(cuts))]
 
 
-stop_strings = st.lists(st.text(alphabet="ab \né漢🦊\ufffd", min_size=1, max_size=6), max_size=4)
+stop_string = st.text(alphabet="ab", min_size=2, max_size=6) | st.text(alphabet=wide, min_size=1, max_size=6)
+stop_strings = st.lists(stop_string, max_size=4)
 
 
 @settings(max_examples=600, deadline=None)
@@ -139,6 +141,12 @@ def test_a_stop_across_tokens_is_never_partly_sent() -> None:
     detokenizer = Detokenizer(Pieces([b"yes EN", b"D or EN", b"DED"]), stop=["ENDED"])
     assert [detokenizer.append([i]) for i in range(3)] == ["yes ", "END or ", ""]
     assert (detokenizer.stopped_by, detokenizer.num_tokens) == ("ENDED", 3)
+
+
+def test_a_stop_that_begins_within_a_failed_beginning_is_found() -> None:
+    detokenizer = Detokenizer(Pieces([b"a", b"b", b"c"]), stop=["aab", "bbac"])
+    assert [detokenizer.append([i]) for i in (1, 1, 1, 0, 0, 0, 1)] == ["", "", "b", "", "bb", "a", ""]
+    assert detokenizer.stopped_by == "aab"
 
 
 def test_the_stop_string_is_sent_when_asked_for() -> None:
