@@ -176,7 +176,9 @@ class Scheduler:
                     failed[request_id] = None
                     bad_block_ids |= self._kv.block_ids(request_id, start)
         self._kv.forget_hashes(bad_block_ids)
-        self._forgotten_request_ids += scheduler_output.finished_request_ids  # the runner may not have come to read them
+        self._forgotten_request_ids += (
+            scheduler_output.finished_request_ids
+        )  # the runner may not have come to read them
         deltas = [delta for request_id in failed for delta in self._fail(self._requests[request_id], message)]
         self._retire(scheduler_output)
         return deltas

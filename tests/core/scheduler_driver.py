@@ -1,6 +1,7 @@
 """Drives a scheduler over the fake device as the engine does, and checks every invariant after every call."""
 
 from collections import deque
+from collections.abc import Callable
 from itertools import count
 
 from octavo.core.request import Request
@@ -11,7 +12,7 @@ from tests.core.fake_executor import FakeExecutor, FakeStepHandle, naive_output
 
 
 class SchedulerDriver:
-    """`submit` and `collect` are the two halves of an engine's step; `run` does both until nothing is left."""
+    """`submit` and `collect` are the two halves of an engine's step; `run` does both over and over."""
 
     def __init__(
         self,
@@ -101,9 +102,10 @@ class SchedulerDriver:
             self.collect()
         return bool(self.in_flight) or self.scheduler.has_unfinished_requests
 
-    def run(self) -> None:
-        for _ in range(10_000):
-            if not self.step():
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Step until nothing is left to do, or `until` holds."""
+        for _ in range(2_000):
+            if until() or not self.step():
                 return
         raise AssertionError("no end in sight")
 

@@ -1,0 +1,159 @@
+"""Whatever arrives, leaves, fails or runs out of blocks, in whatever order: each request's output is the one it has
+alone, as far as it got, and every invariant holds after every call, at one, two and four steps in flight."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.core.fake_executor import VOCAB_SIZE, naive_output
+from tests.core.scheduler_driver import SchedulerDriver
+
+PREFIXES = [[(start + 11 * position) % VOCAB_SIZE for position in range(24)] for start in range(3)]
+tokens = st.integers(0, VOCAB_SIZE - 1)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """An engine's main loop with its rules taken in any order."""
+
+    num_steps_in_flight = 1
+    driver: SchedulerDriver
+
+    @initialize(
+        num_blocks=st.integers(4, 24),
+        block_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 6),
+        max_num_batched_tokens=st.integers(1, 24),
+        enable_prefix_caching=st.sampled_from([True, True, False]),
+    )
+    def start(self, **options: int) -> None:
+        self.driver = SchedulerDriver(num_steps_in_flight=self.num_steps_in_flight, **options)  # type: ignore[arg-type]
+        self.num_shown = 0
+
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        num_common=st.integers(0, 24),
+        rest=st.lists(tokens, min_size=1, max_size=6),
+        max_tokens=st.integers(1, 20),
+        num_choices=st.integers(1, 2),
+        min_tokens=st.integers(0, 2),
+        ignore_eos=st.booleans(),
+        cache_salt=st.sampled_from([None, None, "salt"]),
+    )
+    def arrive(
+        self,
+        prefix: list[int],
+        num_common: int,
+        rest: list[int],
+        max_tokens: int,
+        num_choices: int,
+        min_tokens: int,
+        ignore_eos: bool,
+        cache_salt: str | None,
+    ) -> None:
+        capacity = self.driver.scheduler.config.kv_capacity_tokens
+        prompt = (prefix[:num_common] + rest)[:capacity]
+        max_tokens = min(max_tokens, capacity + 1 - len(prompt))
+        for choice in range(num_choices):
+            self.driver.add(
+                prompt,
+                max_tokens,
+                seed=len(prompt),
+                choice=choice,
+                eos=(1,),
+                stop=(2,),
+                min_tokens=min(min_tokens, max_tokens),
+                ignore_eos=ignore_eos,
+                cache_salt=cache_salt,
+            )
+
+    @precondition(lambda self: len(self.driver.in_flight) < self.num_steps_in_flight)
+    @rule()
+    def submit(self) -> None:
+        self.driver.submit()
+
+    @precondition(lambda self: self.driver.in_flight)
+    @rule()
+    def collect(self) -> None:
+        self.driver.collect()
+
+    @rule(num_steps=st.integers(1, 10))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.driver.step()
+
+    @precondition(lambda self: self.driver.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.driver.abort(data.draw(st.sampled_from(list(self.driver.requests.values()))))
+
+    @precondition(lambda self: any(request.output_token_ids for request in self.driver.requests.values()))
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from([r for r in self.driver.requests.values() if r.output_token_ids]))
+        self.driver.finish(request, data.draw(st.integers(1, request.num_output_tokens)))
+
+    @precondition(lambda self: self.driver.in_flight)
+    @rule(data=st.data())
+    def fail_a_step(self, data: st.DataObject) -> None:
+        step, _ = data.draw(st.sampled_from(list(self.driver.in_flight)))
+        self.driver.executor.failing_step_ids.add(step.step_id)
+
+    @precondition(lambda self: self.driver.requests)
+    @rule(data=st.data())
+    def fail_a_request(self, data: st.DataObject) -> None:
+        self.driver.executor.failing_request_ids.add(data.draw(st.sampled_from(list(self.driver.requests))))
+
+    @invariant()
+    def counters_agree(self) -> None:
+        stats = self.driver.scheduler.stats()
+        reasons = Counter(r.finish_reason for r in self.driver.requests.values() if r.finish_reason is not None)
+        assert {reason: num for reason, num in stats.num_finished.items() if num} == reasons
+        assert stats.num_received == len(self.driver.requests)
+        self.num_shown = max(self.num_shown, sum(r.num_output_tokens for r in self.driver.requests.values()))
+        assert stats.num_generation_tokens == self.num_shown
+
+    def teardown(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        self.driver.run()
+        assert self.driver.scheduler.stats().num_used_blocks == 0
+        ends = Counter(delta.request_id for delta in self.driver.deltas if delta.finish_reason is not None)
+        assert max(ends.values(), default=1) == 1
+        for request_id, request in self.driver.requests.items():
+            alone, returned = naive_output(request), self.driver.returned(request)
+            assert returned == alone[: len(returned)]
+            assert request.output_token_ids == alone[: request.num_output_tokens]
+            if ends[request_id] and request.finish_reason != "error":
+                assert returned == alone
+        # What stayed in the cache is as good as new.
+        self.driver.executor.failing_step_ids.clear()
+        self.driver.executor.failing_request_ids.clear()
+        for prefix in PREFIXES:
+            prompt = prefix[: self.driver.scheduler.config.kv_capacity_tokens]
+            request = self.driver.add(prompt, max_tokens=1)
+            self.driver.run()
+            assert self.driver.returned(request) == naive_output(request)
+
+
+@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
+def test_any_history_gives_each_request_the_output_it_has_alone(num_steps_in_flight: int) -> None:
+    machine = type("Machine", (SchedulerMachine,), {"num_steps_in_flight": num_steps_in_flight})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=20,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
