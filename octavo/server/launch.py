@@ -13,7 +13,7 @@ from contextlib import closing
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.launch import ENGINE_COMMAND, EngineProcess
 
-__all__ = ["serve"]
+__all__ = ["serve", "url_of"]
 
 BACKLOG = 2048
 
@@ -33,6 +33,7 @@ def serve(
         why = getattr(error, "strerror", None) or error
         print(f"octavo: can't listen on {host}, port {port}: {why}. Choose another --port or --host.", file=sys.stderr)
         return 1
+    print(f"octavo: listening on {url_of(listener)}, starting {engine_config.model}", flush=True)
     try:
         with listener, closing(EngineProcess(engine_config, engine_command)) as process:
             from octavo.server.lifecycle import run
@@ -40,6 +41,13 @@ def serve(
             return run(engine_config, server_config, process, listener, started_at)
     except KeyboardInterrupt:  # before the signal handlers were in place
         return 130
+
+
+def url_of(listener: socket.socket) -> str:
+    """An address that a client on this machine can use."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -22,6 +22,7 @@ from octavo.engine.launch import EngineProcess
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.server.app import create_app
+from octavo.server.launch import url_of
 from octavo.server.served_model import ServedModel, load_text_side
 from octavo.server.service import Phase, Service
 
@@ -150,9 +151,7 @@ class _Server:
     def _announce(self, engine_seconds: dict[str, float], tokenizer_s: float) -> None:
         model = self._service.model
         assert model is not None
-        host, port = self._listener.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        url = url_of(self._listener)
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in engine_seconds.items())
         info, ready_s = model.info, time.perf_counter() - self._started_at
         print(

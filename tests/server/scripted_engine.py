@@ -1,0 +1,127 @@
+"""An engine process whose model says what its prompt tells it to; all the rest is octavo's own engine.
+
+Run as `python -m tests.server.scripted_engine` in place of `octavo.engine.process`. The output is what stands in the
+prompt between `<say>` and the next `</s>` (or the end), then `</s>`; choice k says it k + 1 times. Without `<say>` the
+prompt is repeated for ever. Other tokens in the prompt: `<slow>` lets each step take 20 ms, `<fail>` lets the third
+step raise, `<nan>` fails the request at its third token.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from itertools import chain, cycle, repeat
+from pathlib import Path
+
+from octavo.config import EngineConfig
+from octavo.core.request import RequestLimits
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
+from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.messages import EngineInfo
+from octavo.engine.process import main
+from octavo.errors import ConfigError
+
+SPECIAL_TOKENS = ["<s>", "</s>", "<say>", "<slow>", "<fail>", "<nan>"]
+START, END, SAY, SLOW, FAIL, NAN = range(6)
+START_VARIABLE = "OCTAVO_SCRIPTED_START"
+"""In the environment: a file to wait for before the engine is ready, or "fail"."""
+STEP_SECONDS = 0.02
+
+
+class _Row:
+    def __init__(self, new: NewRequest) -> None:
+        self.prompt = new.prompt_token_ids
+        self.num_logprobs = new.sampling_params.logprobs
+        self.num_tokens = 0
+        self._tokens = self._script(new.choice)
+
+    def _script(self, choice: int) -> Iterator[int]:
+        if SAY not in self.prompt:
+            return cycle(self.prompt)
+        said = self.prompt[len(self.prompt) - self.prompt[::-1].index(SAY) :]
+        said = said[: said.index(END)] if END in said else said
+        return chain(said * (choice + 1), repeat(END))
+
+    def next(self) -> tuple[int, TokenLogprobs]:
+        self.num_tokens += 1
+        token_id = next(self._tokens)
+        top = [(token_id, -0.5), (token_id + 1, -1.5), (token_id + 2, -2.5)]
+        return token_id, TokenLogprobs(-0.5, 1, top[: self.num_logprobs or 0])
+
+
+class _Handle:
+    def __init__(self, rows: dict[int, _Row], step: SchedulerOutput) -> None:
+        self._rows = rows
+        self._step = step
+
+    def result(self) -> ModelRunnerOutput:
+        rows = [self._rows[request_id] for request_id in self._step.request_ids]
+        if any(SLOW in row.prompt for row in rows):
+            time.sleep(STEP_SECONDS)
+        if any(FAIL in row.prompt and row.num_tokens == 2 for row in rows):
+            raise RuntimeError("the device is on fire")
+        output = ModelRunnerOutput([], [], [])
+        for request_id, row, samples in zip(self._step.request_ids, rows, self._step.samples, strict=True):
+            if not samples:
+                continue
+            if NAN in row.prompt and row.num_tokens == 2:
+                output.failed[request_id] = "NaN in the logits"
+                continue
+            token_id, logprobs = row.next()
+            output.request_ids.append(request_id)
+            output.sampled_token_ids.append([token_id])
+            output.logprobs.append(None if row.num_logprobs is None else [logprobs])
+        return output
+
+
+class ScriptedExecutor:
+    def __init__(self) -> None:
+        self._rows: dict[int, _Row] = {}
+
+    def submit(self, scheduler_output: SchedulerOutput) -> _Handle:
+        for request_id in scheduler_output.finished_request_ids:
+            del self._rows[request_id]
+        for new in scheduler_output.new_requests:
+            self._rows[new.request_id] = _Row(new)
+        return _Handle(self._rows, scheduler_output)
+
+
+def build(config: EngineConfig) -> tuple[LLMEngine, EngineInfo]:
+    start = os.environ.get(START_VARIABLE, "")
+    if start == "fail":
+        raise ConfigError("--max-model-len 9 is too much for this fake.")
+    while start and not Path(start).exists():
+        time.sleep(0.01)
+    info = EngineInfo(
+        vocab_size=300,
+        max_model_len=config.max_model_len or 512,
+        max_num_seqs=16,
+        max_num_batched_tokens=256,
+        block_size=16,
+        num_blocks=512,
+        dtype="float32",
+        kv_cache_dtype="float32",
+        provider="script",
+        num_threads=1,
+        eos_token_ids=[END],
+        start_seconds={"learn the script": 0.01},
+    )
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=info.max_num_seqs,
+            max_num_batched_tokens=info.max_num_batched_tokens,
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+        )
+    )
+    limits = RequestLimits(
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        kv_capacity_tokens=info.num_blocks * info.block_size,
+    )
+    return LLMEngine(scheduler, ScriptedExecutor(), limits, frozenset({END})), info
+
+
+if __name__ == "__main__":
+    sys.exit(main(build))

@@ -1,0 +1,56 @@
+"""A client that goes away takes its request with it."""
+
+import httpx
+import pytest
+
+from tests.server.running import RunningServer
+from tests.server.test_metrics import scrape, scrape_idle
+
+TEXT = "/v1/completions"
+ENDLESS = {"prompt": "<slow>without end", "max_tokens": 400}
+
+
+def num_aborted(http: httpx.Client) -> float:
+    return scrape(http)["vllm:request_success_total[abort]"]
+
+
+def wait_running(http: httpx.Client, count: int) -> None:
+    while scrape(http)["vllm:num_requests_running"] != count:
+        pass
+
+
+def test_leaving_a_stream_aborts_its_request(http: httpx.Client) -> None:
+    before = num_aborted(http)
+    with http.stream("POST", TEXT, json=ENDLESS | {"stream": True, "n": 2}) as response:
+        lines = response.iter_lines()
+        next(lines)
+    values = scrape_idle(http)
+    assert values["vllm:request_success_total[abort]"] == before + 2
+    assert values["vllm:kv_cache_usage_perc"] == 0
+
+
+def test_giving_up_on_an_answer_aborts_its_request(server: RunningServer, http: httpx.Client) -> None:
+    before = num_aborted(http)
+    with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=server.url, timeout=0.2) as impatient:
+        impatient.post(TEXT, json=ENDLESS)
+    assert scrape_idle(http)["vllm:request_success_total[abort]"] == before + 1
+
+
+def test_leaving_while_waiting_aborts_too(server: RunningServer, http: httpx.Client) -> None:
+    before = num_aborted(http)
+    with http.stream("POST", TEXT, json=ENDLESS | {"stream": True, "n": 16}) as response:
+        lines = response.iter_lines()
+        next(lines)
+        wait_running(http, 16)
+        with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=server.url, timeout=0.2) as impatient:
+            impatient.post(TEXT, json={"prompt": "never scheduled"})
+    assert scrape_idle(http)["vllm:request_success_total[abort]"] == before + 17
+
+
+def test_others_go_on(http: httpx.Client, server: RunningServer) -> None:
+    with http.stream("POST", TEXT, json=ENDLESS | {"stream": True}) as leaving:
+        lines = leaving.iter_lines()
+        next(lines)
+        with httpx.Client(base_url=server.url) as other:
+            answer = other.post(TEXT, json={"prompt": "<say>unharmed"}).json()
+    assert answer["choices"][0]["text"] == "unharmed"
