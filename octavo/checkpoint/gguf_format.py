@@ -22,7 +22,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
-MAX_NAME_BYTES = 65_535
+MAX_NAME_BYTES = 256
 MAX_ARRAY_DEPTH = 3
 STRING, ARRAY, BOOL = 8, 9, 7
 
@@ -145,7 +145,7 @@ class _Cursor:
         return value
 
     def name(self) -> str:
-        """A key or a tensor's name, made safe for messages: a damaged length would let it be the rest of the file."""
+        """A key or a tensor's name: short in every real file, so that a damaged length is noticed here."""
         start = self.position
         name = self.string()
         if self.position - start - U64.size > MAX_NAME_BYTES:

@@ -122,14 +122,7 @@ def _token_ids(fields: Fields, key: str) -> tuple[int, ...]:
 
 
 def _rope(fields: Fields) -> RopeConfig:
-    """`rope_parameters` (transformers 5), or `rope_scaling` with `rope_theta` beside it (before)."""
-    key = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
-    values = fields.get(key)
-    if values is None:
-        values = {}
-    if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
-        fields.fail(key, "is not one flat object for all layers.")
-    rope = Fields(fields.path, {f"{key}.{name}": value for name, value in values.items()}, prefix=f"{key}.")
+    rope = _rope_fields(fields)
     rope_type = rope.text("rope_type", rope.text("type", "default"))
     if rope_type not in ROPE_TYPES:
         rope.fail("rope_type", f"is {rope_type[:80]!r}; supported: {', '.join(ROPE_TYPES)}.")
@@ -140,14 +133,10 @@ def _rope(fields: Fields) -> RopeConfig:
     theta = rope.number("rope_theta", fields.number("rope_theta", 10_000.0))
     if rope_type == "default":
         return RopeConfig(rope_theta=theta)
-    original = fields.optional_integer("original_max_position_embeddings", low=1) or rope.optional_integer(
-        "original_max_position_embeddings", low=1
-    )
     length = fields.integer("max_position_embeddings")
-    if rope_type in ("llama3", "yarn"):
-        original = original or length
-    needs_factor = not (rope_type == "yarn" and original)
-    factor = rope.number("factor", None if needs_factor else length / (original or length))
+    original = rope.integer("original_max_position_embeddings", length)
+    original = fields.integer("original_max_position_embeddings", original)  # some files keep it beside
+    factor = rope.number("factor", length / original if rope_type == "yarn" else None)
     return RopeConfig(
         rope_type=rope_type,
         rope_theta=theta,
@@ -159,6 +148,15 @@ def _rope(fields: Fields) -> RopeConfig:
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
     )
+
+
+def _rope_fields(fields: Fields) -> Fields:
+    """`rope_parameters` (transformers 5), or `rope_scaling`, with `rope_theta` beside it (before)."""
+    key = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    values = {} if fields.get(key) is None else fields.get(key)
+    if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
+        fields.fail(key, "is not one flat object for all layers.")
+    return Fields(fields.path, {f"{key}.{name}": value for name, value in values.items()}, prefix=f"{key}.")
 
 
 def _attention_factor(rope: Fields, factor: float) -> float | None:

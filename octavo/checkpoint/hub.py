@@ -89,8 +89,9 @@ def select_files(files: Sequence[str], wanted: str, where: str) -> list[str]:
         return [file for file in files if FOLDER_FILE.fullmatch(file)]
     groups = group_ggufs(files)
     if not groups:
-        found = "only PyTorch's .bin files, which are not read" if any(f.endswith(".bin") for f in files) else "neither"
-        raise CheckpointError(f"{where}: looked for model.safetensors or .gguf files, found {found}.")
+        sought = f"a .gguf file for {wanted!r}" if wanted else "model.safetensors or a .gguf file"
+        pytorch = " PyTorch's .bin files are not read." if any(file.endswith(".bin") for file in files) else ""
+        raise CheckpointError(f"{where}: looked for {sought}, found none.{pytorch}")
     names = [name for name, parts in groups.items() if _is_wanted(name, parts, wanted)]
     if len(names) == 1:
         return groups[names[0]]

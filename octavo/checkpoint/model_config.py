@@ -63,7 +63,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end a turn, from generation_config.json, config.json or the vocabulary."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The file's own key-value pairs, for what only one family has."""
 
     def check(self, path: Path) -> Self:

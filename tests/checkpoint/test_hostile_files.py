@@ -2,8 +2,10 @@
 
 import json
 import struct
+import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +71,14 @@ def assert_opens_or_complains(kind: Any, path: Path, data: bytes) -> None:
     assert time.process_time() - start < MAX_S
 
 
-@pytest.fixture(scope="module")
-def gguf_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "m.gguf").read_bytes()
+# Not fixtures: hypothesis would print them whole with a failing example.
+@cache
+def gguf_bytes() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return write_gguf(Path(folder) / "m.gguf").read_bytes()
 
 
-@pytest.fixture(scope="module")
+@cache
 def safetensors_bytes() -> bytes:
     tensors: dict[str, np.ndarray] = {"a.weight": np.ones((4, 8), np.float32), "b": np.ones(3, np.float16)}
     return bytes(save(tensors, metadata={"format": "pt"}))
@@ -82,18 +86,16 @@ def safetensors_bytes() -> bytes:
 
 @FUZZ
 @given(mutations=st.lists(MUTATION, min_size=1, max_size=4))
-def test_a_damaged_gguf_is_a_checkpoint_error(
-    tmp_path: Path, gguf_bytes: bytes, mutations: list[tuple[str, float, int]]
-) -> None:
-    data = mutate(gguf_bytes, mutations, reach=len(gguf_bytes) - DATA_BYTES)
+def test_a_damaged_gguf_is_a_checkpoint_error(tmp_path: Path, mutations: list[tuple[str, float, int]]) -> None:
+    data = mutate(gguf_bytes(), mutations, reach=len(gguf_bytes()) - DATA_BYTES)
     assert_opens_or_complains(GGUFCheckpoint, tmp_path / "m.gguf", data)
 
 
-def test_a_gguf_cut_anywhere_is_a_checkpoint_error(tmp_path: Path, gguf_bytes: bytes) -> None:
-    path = tmp_path / "m.gguf"
-    for length in [*range(0, len(gguf_bytes) - DATA_BYTES, 7), len(gguf_bytes) - 1]:
+def test_a_gguf_cut_anywhere_is_a_checkpoint_error(tmp_path: Path) -> None:
+    path, whole = tmp_path / "m.gguf", gguf_bytes()
+    for length in [*range(0, len(whole) - DATA_BYTES, 7), len(whole) - 1]:
         path.unlink(missing_ok=True)
-        path.write_bytes(gguf_bytes[:length])
+        path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"m\.gguf"):
             GGUFCheckpoint(path)
 
@@ -139,10 +141,8 @@ def test_duplicate_keys_and_tensors_are_told(tmp_path: Path) -> None:
 
 @FUZZ
 @given(mutations=st.lists(MUTATION, min_size=1, max_size=3))
-def test_a_damaged_safetensors_is_a_checkpoint_error(
-    tmp_path: Path, safetensors_bytes: bytes, mutations: list[tuple[str, float, int]]
-) -> None:
-    data = mutate(safetensors_bytes, mutations, len(safetensors_bytes))
+def test_a_damaged_safetensors_is_a_checkpoint_error(tmp_path: Path, mutations: list[tuple[str, float, int]]) -> None:
+    data = mutate(safetensors_bytes(), mutations, len(safetensors_bytes()))
     assert_opens_or_complains(SafetensorsFile, tmp_path / "m.safetensors", data)
 
 
@@ -215,3 +215,11 @@ def test_any_value_in_config_json_is_a_checkpoint_error_or_fine(
 
     message = complaint(parse)
     assert message == "" or "config.json" in message
+
+
+def test_a_name_of_impossible_length_does_not_fill_the_message(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", 50_000) + b"x" * 60_000)
+    message = complaint(lambda: GGUFFile(path))
+    assert "name is longer than 256 bytes" in message
+    assert len(message) < 300 + len(str(path))

@@ -203,8 +203,9 @@ def test_of_a_repository_only_the_files_of_one_model_are_wanted(
     [
         (["a-Q4_0.gguf", "a-Q8_0.gguf"], "", "org/name: there are 2 GGUF models.*a-Q4_0, a-Q8_0"),
         (["a-Q4_0.gguf"], "Q8_0", "0 GGUF models match 'Q8_0'.*a-Q4_0"),
-        (["config.json", "pytorch_model.bin"], "", "only PyTorch's .bin files"),
-        (["README.md"], "", "looked for model.safetensors or .gguf files, found neither"),
+        (["config.json", "pytorch_model.bin"], "", "found none. PyTorch's .bin files are not read"),
+        (["config.json", "model.safetensors"], "Q8_0", "looked for a .gguf file for 'Q8_0', found none"),
+        (["README.md"], "", "looked for model.safetensors or a .gguf file, found none"),
     ],
 )
 def test_a_repository_without_one_model_is_told(files: list[str], wanted: str, message: str) -> None:
