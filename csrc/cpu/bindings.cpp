@@ -139,6 +139,11 @@ void bind_paged_attention(uintptr_t q, uintptr_t cache, int64_t num_blocks, int6
     paged_attention(args);
 }
 
+double bind_time_read(uintptr_t data, int64_t num_bytes) {
+    nb::gil_scoped_release release;
+    return time_read(pointer<void>(data), num_bytes);
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
@@ -159,4 +164,8 @@ NB_MODULE(_cpu, m) {
     m.def("gather_rows", &bind_gather_rows);
     m.def("rope_write_kv", &bind_rope_write_kv);
     m.def("paged_attention", &bind_paged_attention);
+    m.attr("FMA_FLOPS") = 2 * kFmaSteps * kLanes;
+    m.def("time_fma", &time_fma, nb::call_guard<nb::gil_scoped_release>(), "Seconds for n times FMA_FLOPS.");
+    m.def("time_read", &bind_time_read, "Seconds to read so many bytes (a multiple of 1 MiB) from an address, once.");
+    m.def("time_fork_join", &time_fork_join, nb::call_guard<nb::gil_scoped_release>(), "Mean seconds of a fork and join.");
 }

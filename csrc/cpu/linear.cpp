@@ -11,7 +11,7 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 // Rows of x that stay in the cache while the panels pass by.
-constexpr int64_t kRowBlock = 64;
+constexpr int64_t kRowBlock = 8 * kTileRows;
 // Panels side by side for one or two rows: enough chains to hide the latency of fma, few enough streams to prefetch.
 constexpr int kNarrowPanels = 2;
 
@@ -53,105 +53,115 @@ void embed(const EmbeddingArgs& a, const W* packed, int64_t token) {
     }
 }
 
+// The activations of up to kTileRows rows as float32, in blocks of 16 columns: [ceil(K / 16)][kTileRows][16], so that a
+// register tile reads all its rows at fixed distances from one pointer.
+constexpr int64_t kBlock = kTileRows * kLanes;
+
+OCTAVO_INLINE int64_t num_blocks(int64_t num_cols) { return (num_cols + kLanes - 1) / kLanes; }
+
 template <int R, int P>
-OCTAVO_INLINE void multiply(Vec (&sum)[R][P], const Vec (&w)[P], const float* x, int64_t stride) {
+OCTAVO_INLINE void multiply(Vec (&sum)[R][P], const Vec (&w)[P], const float* x) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-        const Vec value = set1(x[r * stride]);
+        const Vec value = set1(x[r * kLanes]);
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) sum[r][p] = fma(value, w[p], sum[r][p]);
     }
 }
 
+// One block of columns (num_cols of them), and the panels' rows that belong to it.
 template <int R, int P, class W>
-OCTAVO_INLINE void multiply_all(Vec (&sum)[R][P], const float* x, int64_t stride, const W* panel, int64_t num_cols) {
-    for (int64_t k = 0; k < num_cols; ++k) {
-        Vec w[P];
+OCTAVO_INLINE void multiply_block(Vec (&sum)[R][P], const float* x, const W* panel, int64_t panel_stride, int num_cols) {
+    Vec w[P];
+    for (int k = 0; k < num_cols; ++k, panel += kLanes, ++x) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) w[p] = load(panel + p * panel_size<W>(num_cols) + k * kLanes);
-        multiply<R, P>(sum, w, x + k, stride);
+        for (int p = 0; p < P; ++p) w[p] = load(panel + p * panel_stride);
+        multiply<R, P>(sum, w, x);
     }
 }
 template <int R, int P>
-OCTAVO_INLINE void multiply_all(Vec (&sum)[R][P], const float* x, int64_t stride, const bf16* panel, int64_t num_cols) {
-    Vec even[P], odd[P];
-    for (int64_t k = 0; k + 1 < num_cols; k += 2) {
+OCTAVO_INLINE void multiply_block(Vec (&sum)[R][P], const float* x, const bf16* panel, int64_t panel_stride, int num_cols) {
+    Vec w[P];
+    for (int k = 0; k < num_cols; k += 2, panel += 2 * kLanes, x += 2) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) load_pairs(panel + p * panel_size<bf16>(num_cols) + k * kLanes, even[p], odd[p]);
-        multiply<R, P>(sum, even, x + k, stride);
-        multiply<R, P>(sum, odd, x + k + 1, stride);
-    }
-    if (num_cols % 2) {
-        for (int p = 0; p < P; ++p)
-            load_pairs(panel + p * panel_size<bf16>(num_cols) + (num_cols - 1) * kLanes, even[p], odd[p]);
-        multiply<R, P>(sum, even, x + num_cols - 1, stride);
+        for (int p = 0; p < P; ++p) w[p] = load_first(panel + p * panel_stride);
+        multiply<R, P>(sum, w, x);
+        if (k + 1 == num_cols) return;
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) w[p] = load_second(panel + p * panel_stride);
+        multiply<R, P>(sum, w, x + 1);
     }
 }
 
-struct Rows {
-    const float* x;
-    int64_t stride;  // of x
-    int64_t first;   // row of the output
-};
-
-// R rows times P panels, held in registers.
+// R rows times P panels, held in registers. x is the rows' block of activations, `row` the first one's place in out.
 template <int R, int P, class W>
-void tile(const LinearArgs& a, const W* packed, const Rows& rows, int64_t panel) {
+void tile(const LinearArgs& a, const W* packed, const float* x, int64_t row, int64_t panel) {
+    const int64_t stride = panel_size<W>(a.num_cols);
+    const W* w = packed + panel * stride;
     Vec sum[R][P];
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
         for (int p = 0; p < P; ++p) sum[r][p] = set1(0.0f);
-    multiply_all(sum, rows.x, rows.stride, packed + panel * panel_size<W>(a.num_cols), a.num_cols);
+    int64_t k = 0;
+    for (; k + kLanes <= a.num_cols; k += kLanes, w += kLanes * kLanes, x += kBlock)
+        multiply_block(sum, x, w, stride, kLanes);
+    if (k < a.num_cols) multiply_block(sum, x, w, stride, int(a.num_cols - k));
     with_type(a.out_dtype, a.out, [&](auto* out) {
         for (int p = 0; p < P; ++p) {
             const int64_t column = (panel + p) * kLanes, n = a.num_rows - column;
             for (int r = 0; r < R; ++r) {
                 const Vec y = a.bias ? add(sum[r][p], load(a.bias + column, n)) : sum[r][p];
-                store(out + (rows.first + r) * a.num_rows + column, y, n);
+                store(out + (row + r) * a.num_rows + column, y, n);
             }
         }
     });
 }
 
 template <int R, class W>
-void tiles(const LinearArgs& a, const W* packed, const Rows& rows, int64_t panel, int64_t num_panels) {
+void tiles(const LinearArgs& a, const W* packed, const float* x, int64_t row, int64_t panel, int64_t num_panels) {
     constexpr int P = R <= 2 ? kNarrowPanels : kTilePanels;
-    for (; num_panels >= P; panel += P, num_panels -= P) tile<R, P>(a, packed, rows, panel);
-    for (; num_panels > 0; ++panel, --num_panels) tile<R, 1>(a, packed, rows, panel);
+    for (; num_panels >= P; panel += P, num_panels -= P) tile<R, P>(a, packed, x, row, panel);
+    for (; num_panels > 0; ++panel, --num_panels) tile<R, 1>(a, packed, x, row, panel);
 }
 
 // num_rows of at most R rows.
 template <int R, class W>
-OCTAVO_INLINE void some_rows(const LinearArgs& a, const W* packed, const Rows& rows, int64_t num_rows, int64_t panel,
-                             int64_t num_panels) {
+OCTAVO_INLINE void some_rows(const LinearArgs& a, const W* packed, const float* x, int64_t row, int64_t num_rows,
+                             int64_t panel, int64_t num_panels) {
     if constexpr (R > 0) {
-        if (num_rows == R) return tiles<R>(a, packed, rows, panel, num_panels);
-        some_rows<R - 1>(a, packed, rows, num_rows, panel, num_panels);
+        if (num_rows == R) return tiles<R>(a, packed, x, row, panel, num_panels);
+        some_rows<R - 1>(a, packed, x, row, num_rows, panel, num_panels);
     }
 }
 
+// Units are (rows, panels): all rows of a block pass by a group of panels while both lie in the caches.
 template <class W>
-void multiply_matrix(const LinearArgs& a, const W* packed, const float* x, int64_t stride) {
+void multiply_matrix(const LinearArgs& a, const W* packed) {
     const int64_t num_panels = (a.num_rows + kLanes - 1) / kLanes;
     const int64_t group = a.num_tokens <= 2 ? kNarrowPanels : kTilePanels;
     const int64_t num_groups = (num_panels + group - 1) / group;
-    const int64_t num_blocks = (a.num_tokens + kRowBlock - 1) / kRowBlock;
-    parallel(num_groups * num_blocks, [&](int64_t unit) {
+    parallel(num_groups * ((a.num_tokens + kRowBlock - 1) / kRowBlock), [&](int64_t unit) {
         const int64_t panel = unit % num_groups * group, first = unit / num_groups * kRowBlock;
         const int64_t last = first + kRowBlock < a.num_tokens ? first + kRowBlock : a.num_tokens;
         const int64_t count = num_panels - panel < group ? num_panels - panel : group;
         for (int64_t row = first; row < last; row += kTileRows) {
+            const float* x = a.x_f32 + row / kTileRows * kBlock * num_blocks(a.num_cols);
             const int64_t num_rows = last - row < kTileRows ? last - row : kTileRows;
-            some_rows<kTileRows>(a, packed, {x + row * stride, stride, row}, num_rows, panel, count);
+            some_rows<kTileRows>(a, packed, x, row, num_rows, panel, count);
         }
     });
 }
 
+// Activations to float32, in blocks.
 template <class T>
-OCTAVO_INLINE void widen_rows(const LinearArgs& a, const T* x, int64_t stride) {
+OCTAVO_INLINE void widen_rows(const LinearArgs& a, const T* x) {
     parallel_ranges(a.num_tokens, 8192 / a.num_cols, [&](int64_t first, int64_t last) {
-        for (int64_t row = first; row < last; ++row)
-            for (int64_t k = 0; k < a.num_cols; k += kLanes)
-                store(a.x_f32 + row * stride + k, load(x + row * a.num_cols + k, a.num_cols - k), a.num_cols - k);
+        for (int64_t row = first; row < last; ++row) {
+            float* out = a.x_f32 + row / kTileRows * kBlock * num_blocks(a.num_cols) + row % kTileRows * kLanes;
+            for (int64_t k = 0; k < a.num_cols; k += kLanes, out += kBlock)
+                store(out, load(x + row * a.num_cols + k, a.num_cols - k));
+        }
     });
 }
 
@@ -172,14 +182,8 @@ void embedding(const EmbeddingArgs& a) noexcept {
 }
 
 void linear(const LinearArgs& a) noexcept {
-    const float* x = static_cast<const float*>(a.x);
-    int64_t stride = a.num_cols;
-    if (a.x_dtype != DType::f32) {
-        stride = a.num_cols + kRowPad;
-        with_type(a.x_dtype, a.x, [&](auto* narrow_x) { widen_rows(a, narrow_x, stride); });
-        x = a.x_f32;
-    }
-    with_type(a.weight_dtype, a.packed, [&](auto* packed) { multiply_matrix(a, packed, x, stride); });
+    with_type(a.x_dtype, a.x, [&](auto* x) { widen_rows(a, x); });
+    with_type(a.weight_dtype, a.packed, [&](auto* packed) { multiply_matrix(a, packed); });
 }
 
 }  // namespace octavo::OCTAVO_ISA

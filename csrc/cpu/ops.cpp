@@ -2,6 +2,7 @@
 #include "ops.h"
 
 #include <algorithm>
+#include <chrono>
 #include <vector>
 
 #include "isa.h"
@@ -62,6 +63,10 @@ int64_t packed_size(int64_t num_rows, int64_t num_cols, DType dtype) noexcept {
     return (num_rows + kLanes - 1) / kLanes * kLanes * depth;
 }
 
+int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept {
+    return (num_tokens + kMaxTileRows - 1) * ((num_cols + kLanes - 1) / kLanes * kLanes);
+}
+
 void pack(PackArgs args) {
     OpScope scope;
     active_table().pack(args);
@@ -74,8 +79,7 @@ void embedding(EmbeddingArgs args) {
 
 void linear(LinearArgs args) {
     OpScope scope;
-    if (args.x_dtype != DType::f32)
-        args.x_f32 = static_cast<float*>(scope.workspace(args.num_tokens * (args.num_cols + kRowPad) * sizeof(float)));
+    args.x_f32 = static_cast<float*>(scope.workspace(linear_scratch(args.num_tokens, args.num_cols) * sizeof(float)));
     active_table().linear(args);
 }
 
@@ -109,6 +113,38 @@ void paged_attention(AttentionArgs args) {
     args.num_merges = static_cast<int64_t>(plan.merges.size());
     args.partials = static_cast<float*>(scope.workspace(plan.num_partials * sizeof(float)));
     active_table().paged_attention(args);
+}
+
+namespace {
+
+template <class Fn>
+double seconds(Fn fn) {
+    const auto start = std::chrono::steady_clock::now();
+    fn();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+double time_fma(int64_t num_units) {
+    OpScope scope;
+    float* sink = static_cast<float*>(scope.workspace(num_units * kLanes * sizeof(float)));
+    return seconds([&] { active_table().fma_loop(num_units, sink); });
+}
+
+double time_read(const void* data, int64_t num_bytes) {
+    OpScope scope;
+    float* sink = static_cast<float*>(scope.workspace((num_bytes >> 20) * kLanes * sizeof(float)));
+    return seconds([&] { active_table().read_loop(data, num_bytes, sink); });
+}
+
+double time_fork_join(int64_t repeats) {
+    const int64_t num_units = num_threads();
+    OpScope scope;
+    const double total = seconds([&] {
+        for (int64_t i = 0; i < repeats; ++i) parallel_for(num_units, [](const void*, int64_t) noexcept {}, nullptr);
+    });
+    return total / static_cast<double>(repeats);
 }
 
 }  // namespace octavo

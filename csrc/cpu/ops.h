@@ -11,13 +11,15 @@ enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
 
 // Columns of the weight matrix in one packed panel; positions in one tile of keys. One vector of floats.
 constexpr int64_t kLanes = 16;
-// Rows of x in the scratch copy are this much longer than K, so that their starts don't share a cache set.
-constexpr int64_t kRowPad = 16;
+// Most rows of x in one register tile of `linear`.
+constexpr int64_t kMaxTileRows = 8;
 constexpr int64_t kMaxHeadDim = 256;
 // Rows (query heads of one key-value head) that one unit of attention works on.
 constexpr int64_t kAttentionRows = 8;
 // ATTENTION_PARTITION of octavo/kernels/ops.py.
 constexpr int64_t kPartition = 512;
+// Vector multiply-adds in one unit of the arithmetic ceiling.
+constexpr int64_t kFmaSteps = 24 << 16;
 
 struct PackArgs {
     const void* weight;  // [num_rows, num_cols] dtype
@@ -39,7 +41,7 @@ struct LinearArgs {
     const void* packed;
     const float* bias;  // [num_rows] or null
     void* out;          // [num_tokens, num_rows] out_dtype
-    float* x_f32;       // scratch [num_tokens, num_cols + kRowPad] where x_dtype is not f32
+    float* x_f32;       // scratch, linear_scratch() floats
     int64_t num_tokens, num_rows, num_cols;
     DType x_dtype, weight_dtype, out_dtype;
 };
@@ -123,11 +125,16 @@ struct OpTable {
     void (*gather_rows)(const GatherRowsArgs&) noexcept;
     void (*rope_write_kv)(const RopeWriteKVArgs&) noexcept;
     void (*paged_attention)(const AttentionArgs&) noexcept;
+    void (*fma_loop)(int64_t num_units, float* sink) noexcept;
+    void (*read_loop)(const void* data, int64_t num_bytes, float* sink) noexcept;
 };
 
 // Elements in the packed form of a [num_rows, num_cols] matrix.
 int64_t packed_size(int64_t num_rows, int64_t num_cols, DType dtype) noexcept;
 
+
+// Floats of scratch memory that `linear` needs.
+int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept;
 
 // Runs an op with the active table: takes the pool, sets the floating-point mode, provides the scratch memory.
 void pack(PackArgs args);
@@ -138,5 +145,10 @@ void silu_mul(SiluMulArgs args);
 void gather_rows(GatherRowsArgs args);
 void rope_write_kv(RopeWriteKVArgs args);
 void paged_attention(AttentionArgs args);
+
+// Ceilings, in seconds: num_units · kFmaSteps · 16 multiply-adds; a read of num_bytes; a fork and join of the pool.
+double time_fma(int64_t num_units);
+double time_read(const void* data, int64_t num_bytes);
+double time_fork_join(int64_t repeats);
 
 }  // namespace octavo

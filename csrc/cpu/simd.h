@@ -67,11 +67,10 @@ OCTAVO_INLINE void store(bf16* p, Vec a) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
 }
 OCTAVO_INLINE void store(f16* p, Vec a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
-// Sixteen pairs of bf16: the first and the second of each pair.
-OCTAVO_INLINE void load_pairs(const bf16* p, Vec& first, Vec& second) {
-    const __m512i pairs = _mm512_loadu_si512(p);
-    first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-    second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000)));
+// Of sixteen pairs, the first or the second of each.
+OCTAVO_INLINE Vec load_first(const bf16* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
+OCTAVO_INLINE Vec load_second(const bf16* p) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0xffff0000)));
 }
 
 #elif defined(OCTAVO_ISA_avx2)
@@ -126,12 +125,14 @@ OCTAVO_INLINE void store(f16* p, Vec a) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a.low, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
 }
-OCTAVO_INLINE void load_pairs(const bf16* p, Vec& first, Vec& second) {
-    const __m256i low = _mm256_loadu_si256((const __m256i*)p), high = _mm256_loadu_si256((const __m256i*)(p + 16));
-    const __m256i mask = _mm256_set1_epi32(0xffff0000);
-    first = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
-    second = {_mm256_castsi256_ps(_mm256_and_si256(low, mask)), _mm256_castsi256_ps(_mm256_and_si256(high, mask))};
+OCTAVO_INLINE __m256 first_half(const bf16* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16));
 }
+OCTAVO_INLINE __m256 second_half(const bf16* p) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)p), _mm256_set1_epi32(0xffff0000)));
+}
+OCTAVO_INLINE Vec load_first(const bf16* p) { return {first_half(p), first_half(p + 16)}; }
+OCTAVO_INLINE Vec load_second(const bf16* p) { return {second_half(p), second_half(p + 16)}; }
 
 #else  // plain C: the twin that every other instruction set must equal bit for bit
 
@@ -188,12 +189,8 @@ OCTAVO_INLINE void store(bf16* p, Vec a) {
 OCTAVO_INLINE void store(f16* p, Vec a) {
     for (int i = 0; i < int{kLanes}; ++i) p[i] = narrow(a.lane[i]);
 }
-OCTAVO_INLINE void load_pairs(const bf16* p, Vec& first, Vec& second) {
-    for (int i = 0; i < int{kLanes}; ++i) {
-        first.lane[i] = float_of(uint32_t(p[2 * i].bits) << 16);
-        second.lane[i] = float_of(uint32_t(p[2 * i + 1].bits) << 16);
-    }
-}
+OCTAVO_INLINE Vec load_first(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[2 * i].bits) << 16)); }
+OCTAVO_INLINE Vec load_second(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[2 * i + 1].bits) << 16)); }
 
 #endif
 
@@ -283,5 +280,7 @@ template <class T>
 OCTAVO_INLINE const T* as_type_of(const T*, const void* p) {
     return static_cast<const T*>(p);
 }
+
+static_assert(kTileRows <= kMaxTileRows && kQueryRows <= kAttentionRows);
 
 }  // namespace octavo::OCTAVO_ISA

@@ -13,10 +13,13 @@ void silu_mul(const SiluMulArgs&) noexcept;
 void gather_rows(const GatherRowsArgs&) noexcept;
 void rope_write_kv(const RopeWriteKVArgs&) noexcept;
 void paged_attention(const AttentionArgs&) noexcept;
+void fma_loop(int64_t num_units, float* sink) noexcept;
+void read_loop(const void* data, int64_t num_bytes, float* sink) noexcept;
 
 extern const OpTable table;
 const OpTable table = {
-    OCTAVO_NAME(OCTAVO_ISA), pack, embedding, linear, rms_norm, silu_mul, gather_rows, rope_write_kv, paged_attention,
+    OCTAVO_NAME(OCTAVO_ISA), pack,          embedding,       linear,   rms_norm, silu_mul,
+    gather_rows,             rope_write_kv, paged_attention, fma_loop, read_loop,
 };
 
 }  // namespace octavo::OCTAVO_ISA

@@ -33,7 +33,7 @@ def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.
 
 
 class CpuOps(Ops):
-    """Native kernels over packed weights. The cache's keys lie in tiles of 16 positions: csrc/cpu/ops.h has the layout."""
+    """Native kernels over packed weights and a cache whose keys lie in tiles of 16 positions (csrc/cpu/ops.h)."""
 
     name = "cpu"
 

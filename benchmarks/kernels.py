@@ -1,0 +1,150 @@
+"""Each CPU kernel against the machine's ceilings, measured in the same run: GB/s of weights at one row, GFLOP/s at many.
+
+    python benchmarks/kernels.py [--isa avx512] [--threads 2] [--rows 1,8,64,256]
+
+Ceilings: the read of a buffer of 512 MB and a loop of multiply-adds, the best of all tries, since a busy neighbour only
+lowers them; and the fork and join of the pool. Kernels: the median of several tries. Every product works on enough
+copies of its weights to leave the caches, as the layers of a model do.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from octavo.kernels import _cpu, cpu
+
+SMOLLM2_SHAPES = [(576, 960, "qkv"), (576, 576, "o"), (576, 3072, "gate_up"), (1536, 576, "down"), (576, 49152, "head")]
+READ_BYTES = 512 << 20
+WEIGHT_BYTES = 192 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="CPU kernels against the machine's ceilings.")
+    parser.add_argument("--isa", choices=cpu.supported_isas(), default=cpu.isa())
+    parser.add_argument("--threads", type=int, default=cpu.default_num_threads())
+    parser.add_argument("--rows", default="1,8,64,256", help="numbers of rows, comma-separated")
+    parser.add_argument("--seconds", type=float, default=0.4, help="time spent on each figure")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    cpu.set_isa(args.isa)
+    cpu.set_num_threads(args.threads)
+    rows = [int(text) for text in args.rows.split(",")]
+
+    ceilings = Ceilings()
+    print(f"{args.isa}, {args.threads} threads, bf16 weights, activations and cache\n")
+    print("| product | K × N | " + " | ".join(f"M={m}: GB/s, GFLOP/s" for m in rows) + " |")
+    print("|---|---|" + "---|" * len(rows))
+    for num_cols, num_rows, name in SMOLLM2_SHAPES:
+        cells = [linear_rates(num_rows, num_cols, m, args.seconds, ceilings) for m in rows]
+        print(f"| {name} | {num_cols} × {num_rows} | " + " | ".join(cells) + " |")
+    print("\n| op | work | µs |\n|---|---|---|")
+    for name, work, call in small_ops():
+        print(f"| {name} | {work} | {median_s(call, args.seconds) * 1e6:.1f} |")
+        ceilings.measure()
+    print(f"\nceilings: {ceilings}")
+
+
+class Ceilings:
+    """The best rates seen so far."""
+
+    def __init__(self) -> None:
+        self.buffer = torch.ones(READ_BYTES // 4)
+        self.read_bytes_per_s = 0.0
+        self.flops_per_s = 0.0
+        self.fork_join_s: list[float] = []
+        for _ in range(5):
+            self.measure()
+
+    def measure(self) -> None:
+        self.read_bytes_per_s = max(
+            self.read_bytes_per_s, READ_BYTES / _cpu.time_read(self.buffer.data_ptr(), READ_BYTES)
+        )
+        units = 2 * cpu.num_threads()
+        self.flops_per_s = max(self.flops_per_s, units * _cpu.FMA_FLOPS / _cpu.time_fma(units))
+        self.fork_join_s.append(_cpu.time_fork_join(1000))
+
+    def __str__(self) -> str:
+        fork_join_ns = statistics.median(self.fork_join_s) * 1e9
+        return (
+            f"read {self.read_bytes_per_s / 1e9:.1f} GB/s, multiply-add {self.flops_per_s / 1e9:.0f} GFLOP/s, "
+            f"fork and join {fork_join_ns:.0f} ns"
+        )
+
+
+def median_s(call: Callable[[], object], seconds: float) -> float:
+    """Median time of a call, over as many as fit into `seconds`."""
+    times = []
+    end = time.perf_counter() + seconds
+    while not times or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def linear_rates(num_rows: int, num_cols: int, num_tokens: int, seconds: float, ceilings: Ceilings) -> str:
+    ops = cpu.CpuOps()
+    weight_bytes = num_rows * num_cols * 2
+    copies = max(1, -(-WEIGHT_BYTES // weight_bytes))
+    weights = [ops.pack(torch.randn(num_rows, num_cols).bfloat16()) for _ in range(copies)]
+    x = torch.randn(num_tokens, num_cols).bfloat16()
+    rates = []
+    end = time.perf_counter() + seconds
+    while not rates or time.perf_counter() < end:
+        start = time.perf_counter()
+        for weight in weights:
+            ops.linear(x, weight, None, torch.bfloat16)
+        rates.append(copies / (time.perf_counter() - start))
+    ceilings.measure()
+    per_s = statistics.median(rates)
+    bytes_per_s, flops_per_s = per_s * weight_bytes, per_s * 2 * num_rows * num_cols * num_tokens
+    share = max(bytes_per_s / ceilings.read_bytes_per_s, flops_per_s / ceilings.flops_per_s)
+    return f"{bytes_per_s / 1e9:.1f}, {flops_per_s / 1e9:.0f} ({share:.0%})"
+
+
+def small_ops() -> list[tuple[str, str, Callable[[], object]]]:
+    """Everything else, on the sizes of SmolLM2-135M."""
+    ops = cpu.CpuOps()
+    cases: list[tuple[str, str, Callable[[], object]]] = []
+    for num_tokens in (1, 64):
+        work = f"{num_tokens} tokens"
+        residual, norm = torch.randn(num_tokens, 576), torch.ones(576)
+        x = torch.randn(num_tokens, 576).bfloat16()
+        gate_up = torch.randn(num_tokens, 3072).bfloat16()
+        cases.append(
+            ("add_rms_norm", work, lambda a=(x, residual, norm): ops.add_rms_norm(*a, 1e-5, torch.bfloat16))  # type: ignore[misc]
+        )
+        cases.append(("silu_mul", work, lambda g=gate_up: ops.silu_mul(g)))  # type: ignore[misc]
+    for num_requests, num_queries, length in ((1, 1, 256), (1, 1, 4096), (64, 1, 256), (1, 512, 512), (1, 512, 2048)):
+        work = f"{num_requests} × {num_queries} queries, {length} tokens"
+        rope, attend = attention_calls(ops, num_requests, num_queries, length)
+        cases += [("rope_write_kv", work, rope), ("paged_attention", work, attend)]
+    return cases
+
+
+def attention_calls(
+    ops: cpu.CpuOps, num_requests: int, num_queries: int, length: int
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    num_heads, num_kv_heads, head_dim, block_size = 9, 3, 64, 16
+    blocks = -(-length // block_size)
+    cache = torch.randn(ops.kv_cache_shape(num_requests * blocks, block_size, num_kv_heads, head_dim)).bfloat16()
+    table = torch.arange(num_requests * blocks, dtype=torch.int32).view(num_requests, blocks)
+    query_start = torch.arange(num_requests + 1, dtype=torch.int32) * num_queries
+    seq_lens = torch.full((num_requests,), length, dtype=torch.int32)
+    num_tokens = num_requests * num_queries
+    q = torch.randn(num_tokens, num_heads, head_dim).bfloat16()
+    qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).bfloat16()
+    position = (torch.arange(length - num_queries, length, dtype=torch.int32)).repeat(num_requests)
+    slots = torch.arange(num_requests, dtype=torch.int32).repeat_interleave(num_queries) * blocks * block_size + position
+    cos_sin = torch.randn(length, head_dim)
+    return (
+        lambda: ops.rope_write_kv(qkv, position, cos_sin, cache, slots, num_heads, num_kv_heads),
+        lambda: ops.paged_attention(q, cache, table, query_start, seq_lens, head_dim**-0.5, 0),
+    )
+
+
+if __name__ == "__main__":
+    main()
