@@ -86,9 +86,9 @@ class Channel:
             return False
         return True
 
-    def close(self) -> None:
-        """Deliver what was sent, within limits."""
-        self._socket.close(LAST_WORDS_MS)
+    def close(self, grace_ms: int = LAST_WORDS_MS) -> None:
+        """Deliver what was sent, if the API process reads it within the time."""
+        self._socket.close(grace_ms)
         self._context.term()
 
 

@@ -4,6 +4,7 @@ Imports neither FastAPI nor anything else slow at its top: the port is bound and
 they load.
 """
 
+import os
 import socket
 import sys
 import time
@@ -30,7 +31,8 @@ def serve(
     try:
         listener = _listen(host, port)
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
+        number = getattr(error, "errno", None) or 0
+        why = os.strerror(number) if number > 0 else error
         print(f"octavo: can't listen on {host}, port {port}: {why}. Choose another --port or --host.", file=sys.stderr)
         return 1
     print(f"octavo: listening on {url_of(listener)}, starting {engine_config.model}", flush=True)

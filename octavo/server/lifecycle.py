@@ -28,6 +28,8 @@ from octavo.server.service import Phase, Service
 
 __all__ = ["run"]
 
+DEAD_S = 2.0
+"""How long `/health` tells of a dead engine, so that a balancer hears of it."""
 FLUSH_S = 5.0
 """How long clients get to read the error that a dead engine left them with."""
 KEEP_ALIVE_S = 30
@@ -116,6 +118,7 @@ class _Server:
             await _first_of(service.is_idle.wait(), client.wait_dead(), signals.second.wait(), timeout=timeout)
         if client.is_dead:
             service.phase = Phase.DEAD
+            await _first_of(signals.first.wait(), timeout=DEAD_S)
             await _first_of(service.is_idle.wait(), timeout=FLUSH_S)
             raise await client.wait_dead()
         return 128 + signal.SIGTERM if signals.second.is_set() else 0

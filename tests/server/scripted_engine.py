@@ -3,7 +3,7 @@
 Run as `python -m tests.server.scripted_engine` in place of `octavo.engine.process`. The output is what stands in the
 prompt between `<say>` and the next `</s>` (or the end), then `</s>`; choice k says it k + 1 times. Without `<say>` the
 prompt is repeated for ever. Other tokens in the prompt: `<slow>` lets each step take 20 ms, `<fail>` lets the third
-step raise, `<nan>` fails the request at its third token.
+step raise, `<nan>` fails the request at its third token, `<hang>` lets a step take a minute.
 """
 
 import os
@@ -22,8 +22,8 @@ from octavo.engine.messages import EngineInfo
 from octavo.engine.process import main
 from octavo.errors import ConfigError
 
-SPECIAL_TOKENS = ["<s>", "</s>", "<say>", "<slow>", "<fail>", "<nan>"]
-START, END, SAY, SLOW, FAIL, NAN = range(6)
+SPECIAL_TOKENS = ["<s>", "</s>", "<say>", "<slow>", "<fail>", "<nan>", "<hang>"]
+START, END, SAY, SLOW, FAIL, NAN, HANG = range(7)
 START_VARIABLE = "OCTAVO_SCRIPTED_START"
 """In the environment: a file to wait for before the engine is ready, or "fail"."""
 STEP_SECONDS = 0.02
@@ -59,6 +59,8 @@ class _Handle:
         rows = [self._rows[request_id] for request_id in self._step.request_ids]
         if any(SLOW in row.prompt for row in rows):
             time.sleep(STEP_SECONDS)
+        if any(HANG in row.prompt for row in rows):
+            time.sleep(60)
         if any(FAIL in row.prompt and row.num_tokens == 2 for row in rows):
             raise RuntimeError("the device is on fire")
         output = ModelRunnerOutput([], [], [])
