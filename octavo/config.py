@@ -168,10 +168,24 @@ def _resolve_dtype(config: EngineConfig, facts: Facts, reasons: _Reasons) -> str
     return "bfloat16"
 
 
+def _longest_context(model: ModelConfig) -> tuple[int, str]:
+    """Positions the model was made for, and where the number comes from."""
+    longest, rope = model.max_position_embeddings, model.rope
+    if rope.rope_type == "yarn" and rope.original_max_position_embeddings is not None:
+        scaled = int(rope.original_max_position_embeddings * rope.factor)
+    elif rope.rope_type == "linear":
+        scaled = int(longest * rope.factor)
+    else:  # llama3's max_position_embeddings is the scaled length already
+        scaled = longest
+    if scaled > longest:
+        return scaled, f"the model's {rope.rope_type} rotary scaling by {rope.factor:g}"
+    return longest, "the model's max_position_embeddings"
+
+
 def _resolve_max_model_len(config: EngineConfig, facts: Facts, reasons: _Reasons) -> int:
-    longest = facts.model.max_position_embeddings
+    longest, why = _longest_context(facts.model)
     if config.max_model_len is None:
-        reasons.note("max-model-len", longest, "the model's max_position_embeddings")
+        reasons.note("max-model-len", longest, why)
         return longest
     if config.max_model_len > longest:
         raise ConfigError(

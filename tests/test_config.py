@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from octavo.checkpoint.model_config import ModelConfig
+from octavo.checkpoint.model_config import ModelConfig, RopeConfig
 from octavo.config import EngineConfig, Facts, kv_bytes_per_token, resolve
 from octavo.errors import ConfigError
 
@@ -101,6 +101,15 @@ def test_a_bad_option_is_named_with_its_value_and_range(options: dict[str, Any],
 def test_a_context_longer_than_the_models_is_refused() -> None:
     with pytest.raises(ConfigError, match="--max-model-len 9000 is more than the 4096 positions"):
         resolve(EngineConfig(model="m", max_model_len=9000), facts())
+
+
+def test_rotary_scaling_lengthens_the_context() -> None:
+    yarn = RopeConfig(rope_type="yarn", factor=4.0, original_max_position_embeddings=4096)
+    scaled = facts(model=dataclasses.replace(LLAMA_2_7B, rope=yarn))
+    assert resolve(EngineConfig(model="m"), scaled).max_model_len == 16_384
+    llama3 = RopeConfig(rope_type="llama3", factor=8.0, original_max_position_embeddings=512)
+    scaled = facts(model=dataclasses.replace(LLAMA_2_7B, rope=llama3))
+    assert resolve(EngineConfig(model="m"), scaled).max_model_len == 4096
 
 
 def test_a_pool_without_room_says_what_was_free_and_what_to_change() -> None:

@@ -59,6 +59,6 @@ class WeightLoader:
                 f"{list(shape)}."
             )
         self._unused.discard(name)
-        tensor = dequantize(self.checkpoint.read(name), info.dtype, info.shape, dtype)
+        tensor = dequantize(self.checkpoint.read(name), info.dtype, info.shape, dtype, name=name)
         self._on_bytes(info.num_bytes)
         return unpermute_rope(tensor, info.rope_interleaved_heads) if info.rope_interleaved_heads else tensor

@@ -30,4 +30,5 @@ def uniform(
     counter = np.stack((positions.astype(np.uint64), choices.astype(np.uint64), zero, zero))
     words = philox(counter, np.stack((seeds & LOW, seeds >> WORD)))
     bits = (words[0] << np.uint64(21)) | (words[1] >> np.uint64(11))
-    return np.ldexp(bits.astype(np.float64), -53)
+    numbers: npt.NDArray[np.float64] = np.ldexp(bits.astype(np.float64), -53)
+    return numbers
