@@ -102,7 +102,8 @@ class Tokenizer:
         already: encode that with False. Raises InvalidRequestError for text that is not Unicode (a lone surrogate).
         """
         try:
-            return self._pipeline.encode(text, add_special_tokens=add_special_tokens).ids
+            # As a batch of one: unlike `encode` it lets other Python threads run, and is quicker.
+            return self._pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             surrogate = re.search("[\ud800-\udfff]", text)
             if surrogate is None:
