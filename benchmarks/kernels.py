@@ -138,7 +138,9 @@ def attention_calls(
     q = torch.randn(num_tokens, num_heads, head_dim).bfloat16()
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).bfloat16()
     position = (torch.arange(length - num_queries, length, dtype=torch.int32)).repeat(num_requests)
-    slots = torch.arange(num_requests, dtype=torch.int32).repeat_interleave(num_queries) * blocks * block_size + position
+    slots = (
+        torch.arange(num_requests, dtype=torch.int32).repeat_interleave(num_queries) * blocks * block_size + position
+    )
     cos_sin = torch.randn(length, head_dim)
     return (
         lambda: ops.rope_write_kv(qkv, position, cos_sin, cache, slots, num_heads, num_kv_heads),

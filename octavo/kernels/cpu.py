@@ -1,7 +1,7 @@
 """The `cpu` provider: checks shapes and dtypes, allocates results, calls the native kernels of csrc/cpu.
 
 Every result row depends on that row's inputs alone, bit for bit (docs/exactness.md). Threads and instruction set belong
-to the process, not to an instance. Our pool and torch's don't share cores well: the runner holds torch to one thread.
+to the process, not to an instance.
 """
 
 import torch
@@ -36,6 +36,10 @@ class CpuOps(Ops):
     """Native kernels over packed weights and a cache whose keys lie in tiles of 16 positions (csrc/cpu/ops.h)."""
 
     name = "cpu"
+
+    def set_num_threads(self, num_threads: int) -> None:
+        set_num_threads(num_threads)
+        torch.set_num_threads(1)
 
     def pack(self, weight: torch.Tensor) -> Weight:
         weight = weight.contiguous()

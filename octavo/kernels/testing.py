@@ -1,0 +1,197 @@
+"""What an op's result may be: exact values in float64 with an error bound an element, and inputs to compute them from.
+
+A bound is the sum of what a provider may lose: float32 rounding of each step, in proportion to the magnitudes that went
+in, and one rounding to the result's dtype. It holds for any order of additions, so it knows no provider.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from octavo.kernels.ops import Ops
+
+__all__ = [
+    "Expected",
+    "KVInputs",
+    "assert_within",
+    "expected_attention",
+    "expected_linear",
+    "expected_rms_norm",
+    "expected_rotation",
+    "expected_silu_mul",
+]
+
+FLOAT32_ROUNDING = 2.0**-24
+DTYPE_ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+"""Half the distance between neighbours, relative to the value."""
+SMALLEST = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-25}
+"""What may be lost near zero: flushed denormals, or half of float16's smallest step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The exact result, float64, and how far from it each element may lie before it is rounded to the op's dtype."""
+
+    value: torch.Tensor
+    error: torch.Tensor
+
+
+def assert_within(actual: torch.Tensor, expected: Expected) -> None:
+    """Raise unless every element of `actual` lies within the bound, given its own dtype."""
+    assert actual.shape == expected.value.shape, (actual.shape, expected.value.shape)
+    rounding = DTYPE_ROUNDING[actual.dtype]
+    allowed = expected.error + rounding * (expected.value.abs() + expected.error) + SMALLEST[actual.dtype]
+    excess = (actual.double() - expected.value).abs() / allowed
+    worst = excess.flatten().argmax()
+    if not excess.flatten()[worst] <= 1.0:
+        got, wanted = actual.flatten()[worst].item(), expected.value.flatten()[worst].item()
+        raise AssertionError(f"{got} instead of {wanted}: {excess.max().item():.3g} times the error allowed")
+
+
+def chain_error(length: int) -> float:
+    """Relative error of a sum of `length` products, as a multiple of Σ|terms|: roundings partly cancel, so √length."""
+    return (4 + 2 * length**0.5) * FLOAT32_ROUNDING
+
+
+def expected_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Expected:
+    x, weight = x.double(), weight.double()
+    value, magnitude = x @ weight.T, x.abs() @ weight.abs().T
+    if bias is not None:
+        value, magnitude = value + bias.double(), magnitude + bias.double().abs()
+    return Expected(value, magnitude * chain_error(x.shape[1]))
+
+
+def expected_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Expected:
+    x = x.double()
+    value = x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()
+    return Expected(value, value.abs() * chain_error(x.shape[1]))
+
+
+def expected_silu_mul(gate_up: torch.Tensor) -> Expected:
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    value = gate * torch.sigmoid(gate) * up
+    beyond_float32 = (gate * up).abs() * 2.0**-127  # lost where e^-gate is infinite
+    return Expected(value, value.abs() * 8 * FLOAT32_ROUNDING + beyond_float32)
+
+
+def expected_rotation(heads: torch.Tensor, cos_sin: torch.Tensor) -> Expected:
+    """heads [T, heads, D], cos_sin [T, D]: cosines, then sines."""
+    first, second = heads.double().chunk(2, dim=-1)
+    cos, sin = cos_sin.double().unsqueeze(1).chunk(2, dim=-1)
+    value = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    magnitude = torch.cat(
+        ((first * cos).abs() + (second * sin).abs(), (second * cos).abs() + (first * sin).abs()), dim=-1
+    )
+    return Expected(value, magnitude * 3 * FLOAT32_ROUNDING)
+
+
+def expected_attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int
+) -> Expected:
+    """q [Q, Hq, D]: the last Q positions of one request; keys, values [L, Hkv, D]. Result [Q, Hq · D]."""
+    num_queries, num_heads, head_dim = q.shape
+    length, num_kv_heads, _ = keys.shape
+    group = num_heads // num_kv_heads
+    query = q.double().transpose(0, 1)  # [Hq, Q, D]
+    key = keys.double().transpose(0, 1).repeat_interleave(group, dim=0)  # [Hq, L, D]
+    value = values.double().transpose(0, 1).repeat_interleave(group, dim=0)
+    distance = torch.arange(length - num_queries, length).unsqueeze(1) - torch.arange(length)
+    hidden = distance < 0
+    if window > 0:
+        hidden |= distance >= window
+    scores = (query @ key.transpose(1, 2) * scale).masked_fill(hidden, float("-inf"))
+    weights = torch.softmax(scores, dim=-1)
+    score_error = (query.abs() @ key.abs().transpose(1, 2) * abs(scale)).masked_fill(hidden, 0.0)
+    score_error = score_error.amax(dim=-1, keepdim=True) * chain_error(head_dim)  # moves each weight by this much
+    magnitude = weights @ value.abs()
+    error = magnitude * (2 * score_error + 2 * chain_error(length))
+    return Expected(flatten_heads(weights @ value), flatten_heads(error))
+
+
+def flatten_heads(x: torch.Tensor) -> torch.Tensor:
+    """[heads, Q, D] -> [Q, heads · D]"""
+    return x.transpose(0, 1).reshape(x.shape[1], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class KVInputs:
+    """A batch of requests for `paged_attention`, whose keys and values can be written to any provider's cache.
+
+    lengths: each request's tokens; num_queries: how many of them, the last ones, have queries in this step.
+    """
+
+    lengths: list[int]
+    num_queries: list[int]
+    q: list[torch.Tensor]  # a request: [length, Hq, D], of which the last num_queries are asked for
+    keys: list[torch.Tensor]  # a request: [length, Hkv, D]
+    values: list[torch.Tensor]
+    block_size: int
+    scale: float
+    window: int
+
+    @staticmethod
+    def random(
+        lengths: list[int],
+        num_queries: list[int],
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        block_size: int = 16,
+        window: int = 0,
+        seed: int = 0,
+    ) -> "KVInputs":
+        rng = torch.Generator().manual_seed(seed)
+
+        def heads(count: int) -> list[torch.Tensor]:
+            return [torch.randn(length, count, head_dim, generator=rng).to(dtype) for length in lengths]
+
+        q, keys, values = heads(num_heads), heads(num_kv_heads), heads(num_kv_heads)
+        return KVInputs(lengths, num_queries, q, keys, values, block_size, head_dim**-0.5, window)
+
+    @property
+    def blocks_per_request(self) -> int:
+        return -(-max(self.lengths) // self.block_size)
+
+    def block_table(self) -> torch.Tensor:
+        """Requests' blocks interleaved, from block 1 on: block 0 is the null block."""
+        count = len(self.lengths)
+        blocks = 1 + torch.arange(self.blocks_per_request * count, dtype=torch.int32)
+        return blocks.view(self.blocks_per_request, count).T.contiguous()
+
+    def cache(self, ops: Ops, dtype: torch.dtype, fill: float = 0.0) -> torch.Tensor:
+        """A cache full of `fill`, then with all keys and values written to it, unrotated."""
+        num_kv_heads, head_dim = self.keys[0].shape[1:]
+        num_blocks = 1 + self.blocks_per_request * len(self.lengths)
+        cache = torch.full(ops.kv_cache_shape(num_blocks, self.block_size, num_kv_heads, head_dim), fill, dtype=dtype)
+        unrotated = torch.cat((torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)), dim=1)
+        table = self.block_table()
+        for r, length in enumerate(self.lengths):
+            position = torch.arange(length)
+            slots = table[r, position // self.block_size] * self.block_size + (position % self.block_size)
+            kv = torch.cat((self.keys[r], self.values[r]), dim=1).flatten(1).contiguous()
+            zeros = torch.zeros(length, dtype=torch.int32)
+            ops.rope_write_kv(kv, zeros, unrotated, cache, slots.to(torch.int32), 0, num_kv_heads)
+        return cache
+
+    def attend(self, ops: Ops, cache: torch.Tensor, block_table: torch.Tensor | None = None) -> torch.Tensor:
+        """One call for all requests: [Σ num_queries, Hq · D]."""
+        rows = [q[length - count :] for q, length, count in zip(self.q, self.lengths, self.num_queries, strict=True)]
+        starts = torch.tensor([0, *self.num_queries]).cumsum(0).to(torch.int32)
+        table = self.block_table() if block_table is None else block_table
+        lengths = torch.tensor(self.lengths, dtype=torch.int32)
+        return ops.paged_attention(torch.cat(rows), cache, table, starts, lengths, self.scale, self.window)
+
+    def expected(self, cache_dtype: torch.dtype) -> Expected:
+        """Of `attend`, with keys and values as rounded to the cache's dtype."""
+        parts = [
+            expected_attention(
+                self.q[r][length - self.num_queries[r] :],
+                self.keys[r].to(cache_dtype),
+                self.values[r].to(cache_dtype),
+                self.scale,
+                self.window,
+            )
+            for r, length in enumerate(self.lengths)
+        ]
+        return Expected(torch.cat([p.value for p in parts]), torch.cat([p.error for p in parts]))

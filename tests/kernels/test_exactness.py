@@ -1,0 +1,167 @@
+"""The native kernels' promise: a row's bits depend on that row alone, on every instruction set the same bits."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from octavo.kernels import cpu
+from octavo.kernels.cpu import CpuOps
+from octavo.kernels.testing import KVInputs
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+NAN = float("nan")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def row_ops(ops: CpuOps, dtype: torch.dtype) -> dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]]:
+    """Ops on rows: the row's length, and the op on x [T, length] of dtype."""
+    packed = ops.pack(torch.randn(70, 100).to(dtype))
+    bias, norm = torch.randn(70), torch.randn(100)
+    return {
+        "linear": (100, lambda x: ops.linear(x, packed, bias, dtype)),
+        "rms_norm": (100, lambda x: ops.rms_norm(x.float(), norm, 1e-5, dtype)),
+        "add_rms_norm": (100, lambda x: ops.add_rms_norm(x, x.float() * 3, norm, 1e-5, dtype)),
+        "silu_mul": (202, ops.silu_mul),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_alone_equals_the_row_in_any_batch(native: CpuOps, dtype: torch.dtype) -> None:
+    for name, (length, op) in row_ops(native, dtype).items():
+        x = torch.randn(64, length).to(dtype)
+        alone = torch.cat([op(row) for row in x.split(1)])
+        for num_rows in range(1, 65):
+            assert same_bits(op(x[:num_rows].clone()), alone[:num_rows]), (name, num_rows)
+            assert same_bits(op(x[64 - num_rows :].clone()), alone[64 - num_rows :]), (name, num_rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_thread_equals_two(native: CpuOps, dtype: torch.dtype) -> None:
+    inputs = KVInputs.random([1500, 70, 3], [1, 70, 2], 4, 2, 32, dtype)
+    cache = inputs.cache(native, dtype)
+    for length, op in [*row_ops(native, dtype).values(), (1, lambda _: inputs.attend(native, cache))]:
+        x = torch.randn(200, length).to(dtype)
+        cpu.set_num_threads(1)
+        one = op(x)
+        cpu.set_num_threads(2)
+        for _ in range(3):
+            assert same_bits(op(x), one)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_instruction_sets_give_the_same_bits(dtype: torch.dtype) -> None:
+    results = []
+    before = cpu.isa()
+    for isa in cpu.supported_isas():
+        cpu.set_isa(isa)
+        torch.manual_seed(0)
+        ops = CpuOps()
+        outs = [op(torch.randn(67, length).to(dtype)) for length, op in row_ops(ops, dtype).values()]
+        inputs = KVInputs.random([700, 70, 3], [1, 70, 2], 6, 2, 48, dtype, window=600)
+        cache = inputs.cache(ops, dtype)
+        results.append([*outs, cache, inputs.attend(ops, cache)])
+    cpu.set_isa(before)
+    for result in results[1:]:
+        assert all(same_bits(a, b) for a, b in zip(result, results[0], strict=True))
+
+
+@pytest.mark.parametrize("window", [0, 50, 530])
+@pytest.mark.parametrize("group", [1, 3])
+def test_attention_in_chunks_equals_attention_at_once(native: CpuOps, window: int, group: int) -> None:
+    length = 600
+    whole = KVInputs.random([length], [length], 2 * group, 2, 16, torch.bfloat16, window=window)
+    cache = whole.cache(native, torch.bfloat16)
+    expected = whole.attend(native, cache)
+    for chunk in (1, 7, 64, 512):
+        for end in {chunk, 17 * chunk, 511, 512, 513, length}:
+            if not chunk <= end <= length:
+                continue
+            part = KVInputs([end], [chunk], [whole.q[0][:end]], whole.keys, whole.values, 16, whole.scale, window)
+            assert same_bits(part.attend(native, cache), expected[end - chunk : end]), (chunk, end)
+
+
+def test_attention_of_a_request_does_not_depend_on_the_batch(native: CpuOps) -> None:
+    batch = KVInputs.random([40, 700, 1, 64, 513], [1, 5, 1, 64, 1], 9, 3, 32, torch.bfloat16)
+    together = batch.attend(native, batch.cache(native, torch.float16))
+    start = 0
+    for r, (length, count) in enumerate(zip(batch.lengths, batch.num_queries, strict=True)):
+        one = KVInputs(
+            [length], [count], [batch.q[r]], [batch.keys[r]], [batch.values[r]], 16, batch.scale, batch.window
+        )
+        assert same_bits(one.attend(native, one.cache(native, torch.float16)), together[start : start + count])
+        start += count
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_attention_does_not_depend_on_the_block_size(native: CpuOps, window: int) -> None:
+    results = []
+    for block_size in (16, 32, 64):
+        inputs = KVInputs.random([700, 33], [3, 33], 4, 2, 32, torch.float32, block_size=block_size, window=window)
+        results.append(inputs.attend(native, inputs.cache(native, torch.bfloat16)))
+    assert same_bits(results[0], results[1])
+    assert same_bits(results[0], results[2])
+
+
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+def test_blocks_fallen_out_of_the_window_are_not_read(native: CpuOps, cache_dtype: torch.dtype) -> None:
+    inputs = KVInputs.random([1200], [9], 4, 2, 32, torch.float32, window=100)
+    cache = inputs.cache(native, cache_dtype, fill=NAN)
+    present = inputs.attend(native, cache)
+    table = inputs.block_table()
+    first_seen = 1200 - 9 - 100 + 1
+    table[0, : first_seen // 16] = -1
+    assert not present.isnan().any()
+    assert same_bits(inputs.attend(native, cache, table), present)
+
+
+@pytest.mark.parametrize("stale", [NAN, float("inf")])
+def test_what_lies_behind_a_request_in_its_last_block_is_not_read(native: CpuOps, stale: float) -> None:
+    for dtype in DTYPES:
+        inputs = KVInputs.random([1, 19, 530, 50], [1, 19, 1, 4], 6, 2, 16, dtype)
+        clean = inputs.attend(native, inputs.cache(native, dtype))
+        assert same_bits(inputs.attend(native, inputs.cache(native, dtype, fill=stale)), clean)
+
+
+def test_a_nan_stays_in_its_row(native: CpuOps) -> None:
+    for dtype in DTYPES:
+        for name, (length, op) in row_ops(native, dtype).items():
+            x = torch.randn(20, length).to(dtype)
+            clean = op(x)
+            x[7, 3] = NAN
+            dirty = op(x)
+            assert dirty[7].isnan().any(), name
+            keep = torch.arange(20) != 7
+            assert same_bits(dirty[keep], clean[keep]), name
+
+
+def test_a_nan_token_spoils_its_own_request_from_there_on(native: CpuOps) -> None:
+    inputs = KVInputs.random([40, 40], [40, 40], 3, 1, 16, torch.bfloat16)
+    clean = inputs.attend(native, inputs.cache(native, torch.bfloat16))
+    inputs.keys[0][11] = NAN
+    inputs.values[0][11] = NAN
+    dirty = inputs.attend(native, inputs.cache(native, torch.bfloat16))
+    assert dirty[11:40].isnan().all()
+    assert same_bits(dirty[:11], clean[:11])
+    assert same_bits(dirty[40:], clean[40:])
+
+
+def test_the_callers_floating_point_mode_neither_matters_nor_changes(native: CpuOps) -> None:
+    packed = native.pack(torch.full((16, 16), 1e-20))
+    x = torch.full((40, 16), 1e-20)  # products are denormal
+    results = []
+    for flush in (False, True):
+        torch.set_flush_denormal(flush)
+        results.append(native.linear(x, packed, None, torch.float32))
+        kept = (torch.tensor([1e-40]) * 1.0).item() == 0.0
+        torch.set_flush_denormal(False)
+        assert kept == flush
+    assert same_bits(results[0], results[1])

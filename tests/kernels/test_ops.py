@@ -1,0 +1,161 @@
+"""Every op of every provider, on every dtype and on odd sizes, against float64."""
+
+import inspect
+
+import pytest
+import torch
+
+from octavo.kernels.cpu import CpuOps
+from octavo.kernels.ops import Ops
+from octavo.kernels.testing import (
+    Expected,
+    KVInputs,
+    assert_within,
+    expected_linear,
+    expected_rms_norm,
+    expected_rotation,
+    expected_silu_mul,
+)
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+MATRICES = [(1, 1, 1), (1, 576, 960), (2, 33, 50), (5, 7, 17), (8, 64, 48), (13, 100, 31), (70, 48, 100)]  # M, K, N
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def exact(value: torch.Tensor) -> Expected:
+    return Expected(value.double(), torch.zeros_like(value, dtype=torch.float64))
+
+
+def test_the_native_provider_overrides_every_op() -> None:
+    public = {name for name, _ in inspect.getmembers(Ops, inspect.isfunction) if not name.startswith("_")}
+    assert public <= vars(CpuOps).keys()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", MATRICES)
+def test_linear(ops: Ops, dtype: torch.dtype, size: tuple[int, int, int]) -> None:
+    num_tokens, num_cols, num_rows = size
+    weight = torch.randn(num_rows, num_cols).to(dtype)
+    packed = ops.pack(weight)
+    for x_dtype, out_dtype in ((dtype, dtype), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
+        x = torch.randn(num_tokens, num_cols).to(x_dtype)
+        for bias in (None, torch.randn(num_rows)):
+            y = ops.linear(x, packed, bias, out_dtype)
+            assert y.dtype == out_dtype
+            assert_within(y, expected_linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_cols", [1, 17, 64])
+def test_embedding(ops: Ops, dtype: torch.dtype, num_cols: int) -> None:
+    weight = torch.randn(37, num_cols).to(dtype)
+    ids = torch.tensor([36, 0, 15, 16, 0], dtype=torch.int32)
+    assert torch.equal(ops.embedding(ids, ops.pack(weight)), weight[ids.long()].float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(1, 1), (3, 16), (2, 100), (65, 576)])
+def test_rms_norm(ops: Ops, dtype: torch.dtype, size: tuple[int, int]) -> None:
+    x, weight = torch.randn(size) * 3, torch.randn(size[1])
+    y = ops.rms_norm(x, weight, 1e-5, dtype)
+    assert y.dtype == dtype
+    assert_within(y, expected_rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(1, 1), (3, 16), (2, 100), (65, 576)])
+def test_add_rms_norm(ops: Ops, dtype: torch.dtype, size: tuple[int, int]) -> None:
+    x, residual, weight = torch.randn(size).to(dtype), torch.randn(size), torch.randn(size[1])
+    total = residual + x.float()
+    y = ops.add_rms_norm(x, residual, weight, 1e-5, dtype)
+    assert torch.equal(residual, total)
+    assert_within(y, expected_rms_norm(total, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(1, 1), (3, 17), (33, 1536)])
+def test_silu_mul(ops: Ops, dtype: torch.dtype, size: tuple[int, int]) -> None:
+    gate_up = (torch.randn(size[0], 2 * size[1]) * 5).to(dtype)
+    assert_within(ops.silu_mul(gate_up), expected_silu_mul(gate_up))
+
+
+def test_silu_mul_over_the_whole_range_of_exp(ops: Ops) -> None:
+    gate = torch.cat((torch.linspace(-120, 120, 9999), torch.linspace(-1e-3, 1e-3, 999)))
+    gate_up = torch.cat((gate, torch.ones_like(gate))).unsqueeze(0)
+    assert_within(ops.silu_mul(gate_up), expected_silu_mul(gate_up))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int32])
+def test_gather_rows(ops: Ops, dtype: torch.dtype) -> None:
+    x = (torch.randn(9, 37) * 100).to(dtype)
+    indices = torch.tensor([8, 0, 0, 3], dtype=torch.int32)
+    assert torch.equal(ops.gather_rows(x, indices), x[indices.long()])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 48, 64])
+def test_rope_rotates_queries(ops: Ops, dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> None:
+    num_tokens, num_heads, num_kv_heads = 21, 3, 1
+    heads = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
+    positions = torch.arange(num_tokens, dtype=torch.int32).flip(0)
+    cos_sin = torch.randn(num_tokens, head_dim)
+    cache = torch.zeros(ops.kv_cache_shape(3, 16, num_kv_heads, head_dim), dtype=cache_dtype)
+    slots = torch.arange(num_tokens, dtype=torch.int32) + 16
+    q = ops.rope_write_kv(heads.flatten(1), positions, cos_sin, cache, slots, num_heads, num_kv_heads)
+    assert q.dtype == dtype
+    assert_within(q, expected_rotation(heads[:, :num_heads], cos_sin[positions.long()]))
+    assert torch.count_nonzero(cache[0]) == 0
+
+
+def test_rope_rotates_keys_as_queries(ops: Ops) -> None:
+    """One query head equal to the one key head: attention over a single token gives its value, its score q·k = |q|²."""
+    num_tokens, head_dim = 20, 32
+    head = torch.randn(num_tokens, 1, head_dim)
+    value = torch.randn(num_tokens, 1, head_dim)
+    positions = torch.arange(num_tokens, dtype=torch.int32)
+    angle = torch.outer(torch.arange(num_tokens), 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim))
+    cos_sin = torch.cat((angle.cos(), angle.sin()), dim=1)
+    cache = torch.zeros(ops.kv_cache_shape(2, 32, 1, head_dim))
+    q = ops.rope_write_kv(torch.cat((head, head, value), 1).flatten(1), positions, cos_sin, cache, positions, 1, 1)
+    table, starts = torch.tensor([[0]], dtype=torch.int32), torch.tensor([0, num_tokens], dtype=torch.int32)
+    out = ops.paged_attention(q, cache, table, starts, torch.tensor([num_tokens], dtype=torch.int32), 1.0, 0)
+    rotated = expected_rotation(head, cos_sin).value.float()
+    inputs = KVInputs([num_tokens], [num_tokens], [rotated], [rotated], [value], 32, 1.0, 0)
+    assert_within(out, inputs.expected(torch.float32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(1, 1, 16), (6, 2, 32), (9, 3, 64), (5, 5, 48), (24, 2, 16), (4, 1, 256)])
+def test_paged_attention(ops: Ops, dtype: torch.dtype, cache_dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
+    for window in (0, 7, 40):
+        inputs = KVInputs.random([1, 33, 100, 16], [1, 9, 1, 16], *heads, dtype, window=window)
+        out = inputs.attend(ops, inputs.cache(ops, cache_dtype))
+        assert out.dtype == dtype
+        assert_within(out, inputs.expected(cache_dtype))
+
+
+@pytest.mark.parametrize("window", [0, 300, 600])
+def test_paged_attention_across_partitions(ops: Ops, window: int) -> None:
+    inputs = KVInputs.random([1100, 513, 512], [1, 3, 20], 4, 2, 16, torch.float32, block_size=32, window=window)
+    assert_within(inputs.attend(ops, inputs.cache(ops, torch.float32)), inputs.expected(torch.float32))
+
+
+def test_paged_attention_with_scores_far_apart(ops: Ops) -> None:
+    """Weights between e^-200 and 1: nothing overflows, and what underflows is zero."""
+    inputs = KVInputs.random([600], [4], 2, 1, 16, torch.float32)
+    inputs.keys[0].mul_(torch.linspace(-60, 60, 600).view(-1, 1, 1))
+    assert_within(inputs.attend(ops, inputs.cache(ops, torch.float32)), inputs.expected(torch.float32))
+
+
+def test_no_tokens_give_no_rows(ops: Ops) -> None:
+    packed = ops.pack(torch.randn(20, 8))
+    assert ops.linear(torch.empty(0, 8), packed, None, torch.float32).shape == (0, 20)
+    assert ops.embedding(torch.empty(0, dtype=torch.int32), packed).shape == (0, 8)
+    assert ops.gather_rows(torch.randn(4, 3), torch.empty(0, dtype=torch.int32)).shape == (0, 3)
+    assert ops.silu_mul(torch.empty(0, 8)).shape == (0, 4)
