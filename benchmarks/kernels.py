@@ -1,4 +1,4 @@
-"""Each CPU kernel against the machine's ceilings, measured in the same run: GB/s of weights at one row, GFLOP/s at many.
+"""Each CPU kernel against the machine's ceilings, in the same run: GB/s of weights at one row, GFLOP/s at many.
 
     python benchmarks/kernels.py [--isa avx512] [--threads 2] [--rows 1,8,64,256]
 
@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -76,7 +77,7 @@ class Ceilings:
 
 def median_s(call: Callable[[], object], seconds: float) -> float:
     """Median time of a call, over as many as fit into `seconds`."""
-    times = []
+    times: list[float] = []
     end = time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
         start = time.perf_counter()
@@ -91,7 +92,7 @@ def linear_rates(num_rows: int, num_cols: int, num_tokens: int, seconds: float, 
     copies = max(1, -(-WEIGHT_BYTES // weight_bytes))
     weights = [ops.pack(torch.randn(num_rows, num_cols).bfloat16()) for _ in range(copies)]
     x = torch.randn(num_tokens, num_cols).bfloat16()
-    rates = []
+    rates: list[float] = []
     end = time.perf_counter() + seconds
     while not rates or time.perf_counter() < end:
         start = time.perf_counter()
@@ -114,10 +115,8 @@ def small_ops() -> list[tuple[str, str, Callable[[], object]]]:
         residual, norm = torch.randn(num_tokens, 576), torch.ones(576)
         x = torch.randn(num_tokens, 576).bfloat16()
         gate_up = torch.randn(num_tokens, 3072).bfloat16()
-        cases.append(
-            ("add_rms_norm", work, lambda a=(x, residual, norm): ops.add_rms_norm(*a, 1e-5, torch.bfloat16))  # type: ignore[misc]
-        )
-        cases.append(("silu_mul", work, lambda g=gate_up: ops.silu_mul(g)))  # type: ignore[misc]
+        norm_call = partial(ops.add_rms_norm, x, residual, norm, 1e-5, torch.bfloat16)
+        cases += [("add_rms_norm", work, norm_call), ("silu_mul", work, partial(ops.silu_mul, gate_up))]
     for num_requests, num_queries, length in ((1, 1, 256), (1, 1, 4096), (64, 1, 256), (1, 512, 512), (1, 512, 2048)):
         work = f"{num_requests} × {num_queries} queries, {length} tokens"
         rope, attend = attention_calls(ops, num_requests, num_queries, length)
@@ -137,14 +136,13 @@ def attention_calls(
     num_tokens = num_requests * num_queries
     q = torch.randn(num_tokens, num_heads, head_dim).bfloat16()
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).bfloat16()
-    position = (torch.arange(length - num_queries, length, dtype=torch.int32)).repeat(num_requests)
-    slots = (
-        torch.arange(num_requests, dtype=torch.int32).repeat_interleave(num_queries) * blocks * block_size + position
-    )
+    position = torch.arange(length - num_queries, length, dtype=torch.int32).repeat(num_requests)
+    first_slot = torch.arange(num_requests, dtype=torch.int32) * blocks * block_size
+    slots = first_slot.repeat_interleave(num_queries) + position
     cos_sin = torch.randn(length, head_dim)
     return (
-        lambda: ops.rope_write_kv(qkv, position, cos_sin, cache, slots, num_heads, num_kv_heads),
-        lambda: ops.paged_attention(q, cache, table, query_start, seq_lens, head_dim**-0.5, 0),
+        partial(ops.rope_write_kv, qkv, position, cos_sin, cache, slots, num_heads, num_kv_heads),
+        partial(ops.paged_attention, q, cache, table, query_start, seq_lens, head_dim**-0.5, 0),
     )
 
 

@@ -4,6 +4,7 @@ A bound is the sum of what a provider may lose: float32 rounding of each step, i
 in, and one rounding to the result's dtype. It holds for any order of additions, so it knows no provider.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -50,7 +51,7 @@ def assert_within(actual: torch.Tensor, expected: Expected) -> None:
 
 def chain_error(length: int) -> float:
     """Relative error of a sum of `length` products, as a multiple of Σ|terms|: roundings partly cancel, so √length."""
-    return (4 + 2 * length**0.5) * FLOAT32_ROUNDING
+    return (4 + 2 * math.sqrt(length)) * FLOAT32_ROUNDING
 
 
 def expected_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Expected:
@@ -79,9 +80,8 @@ def expected_rotation(heads: torch.Tensor, cos_sin: torch.Tensor) -> Expected:
     first, second = heads.double().chunk(2, dim=-1)
     cos, sin = cos_sin.double().unsqueeze(1).chunk(2, dim=-1)
     value = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    magnitude = torch.cat(
-        ((first * cos).abs() + (second * sin).abs(), (second * cos).abs() + (first * sin).abs()), dim=-1
-    )
+    first, second, cos, sin = first.abs(), second.abs(), cos.abs(), sin.abs()
+    magnitude = torch.cat((first * cos + second * sin, second * cos + first * sin), dim=-1)
     return Expected(value, magnitude * 3 * FLOAT32_ROUNDING)
 
 
