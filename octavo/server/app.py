@@ -36,7 +36,13 @@ router = APIRouter()
 
 
 def create_app(service: Service) -> FastAPI:
-    app = FastAPI(title="octavo", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="octavo",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     app.state.service = service
     app.include_router(router)
     install_error_handlers(app)

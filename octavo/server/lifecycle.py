@@ -108,9 +108,11 @@ class _Server:
     async def _until_end(self) -> int:
         """Start, be ready, drain. Raises the OctavoError that ended it."""
         signals, service, client = self._signals, self._service, self._client
-        await _first_of(self._start(), signals.first.wait())
+        await _first_of(self._start(), client.wait_dead(), signals.first.wait())
         if service.model is None:
-            return 0  # told to stop before it was ready
+            if client.is_dead:
+                await client.wait_ready()  # raises what the start failed with
+            return 0
         await _first_of(client.wait_dead(), signals.first.wait())
         if not client.is_dead:
             service.phase = Phase.DRAINING

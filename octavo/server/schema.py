@@ -193,13 +193,25 @@ class Message(BaseModel):
 
 
 class ChatInput(ApiRequest):
-    """Messages and how they become a prompt."""
+    """Messages and how they become a prompt. Parts of other types than text are refused here: a template might drop
+    them in silence."""
 
     messages: list[Message] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def check_parts(self) -> None:
+        """Raises InvalidRequestError for an image or another part that octavo can't read."""
+        for i, message in enumerate(self.messages or ()):
+            for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+                if part.type != "text" or part.text is None:
+                    raise InvalidRequestError(
+                        f"messages[{i}].content[{j}] must be of type 'text' and have a text, got {part.type[:50]!a}: "
+                        "octavo reads text alone.",
+                        param="messages",
+                    )
 
     @property
     def num_characters(self) -> int:

@@ -82,6 +82,7 @@ class ServedModel:
 
     async def chat_prompt(self, request: ChatInput) -> list[int]:
         """Raises InvalidRequestError for messages that the template refuses."""
+        request.check_parts()
 
         def render_and_encode() -> list[int]:
             text = self.text.chat_template.render(
