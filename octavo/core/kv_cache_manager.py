@@ -130,4 +130,5 @@ class KVCacheManager:
                 for index, block_id in enumerate(table):
                     key = self.pool.key(block_id)
                     if key is not None and request.finish_reason is None:
-                        assert index < num_known and key == (group, request.block_hashes[index])
+                        assert index < num_known
+                        assert key == (group, request.block_hashes[index])

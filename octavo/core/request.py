@@ -105,7 +105,8 @@ class Request:
         """`max_tokens`: as `RequestLimits.max_tokens` resolved it. `stop_token_ids` need not repeat `eos_token_ids`:
         they are added here or, with `ignore_eos`, taken away unless the request itself names them.
         """
-        assert prompt_token_ids and max_tokens >= 1
+        assert prompt_token_ids
+        assert max_tokens >= 1
         if sampling_params.ignore_eos:
             stop_token_ids -= eos_token_ids.difference(sampling_params.stop_token_ids)
         else:

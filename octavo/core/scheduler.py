@@ -28,8 +28,8 @@ class SchedulerConfig:
     max_num_seqs: int
     """Most requests running at once."""
     max_num_batched_tokens: int
-    """Most tokens in a step. Bounds the time between a running request's tokens; also caps the running requests, so
-    that each can have a token in every step."""
+    """Most tokens in a step: bounds the time between a running request's tokens. Each has one in every step, so no
+    more requests than this run either."""
     num_blocks: int
     """KV-cache blocks, shared by all groups."""
     block_size: int
@@ -76,7 +76,6 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self._kv = KVCacheManager(config.num_blocks, config.block_size, config.num_groups, config.enable_prefix_caching)
-        self._max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._requests: dict[int, Request] = {}  # waiting, running, and finished with steps in flight
         self._waiting: OrderedDict[int, Request] = OrderedDict()
         self._running: dict[int, Request] = {}  # in order of admission
@@ -163,22 +162,17 @@ class Scheduler:
         """
         failed: dict[int, None] = {}
         bad_block_ids: set[int] = set()
-        for step_id, step in self._in_flight.items():
-            if step_id < scheduler_output.step_id:
+        first = self._in_flight[scheduler_output.step_id]
+        for step in self._in_flight.values():
+            if step.step_id < first.step_id:
                 continue
             # In batch order: a request shares blocks only of those before it.
             for request_id, start in zip(step.request_ids, step.num_computed_tokens, strict=True):
-                if (
-                    step_id == scheduler_output.step_id
-                    or request_id in failed
-                    or not bad_block_ids.isdisjoint(self._kv.block_ids(request_id))
-                ):
+                if step is first or not bad_block_ids.isdisjoint(self._kv.block_ids(request_id)):
                     failed[request_id] = None
                     bad_block_ids |= self._kv.block_ids(request_id, start)
         self._kv.forget_hashes(bad_block_ids)
-        self._forgotten_request_ids += (
-            scheduler_output.finished_request_ids
-        )  # the runner may not have come to read them
+        self._forgotten_request_ids += scheduler_output.finished_request_ids  # perhaps not read
         deltas = [delta for request_id in failed for delta in self._fail(self._requests[request_id], message)]
         self._retire(scheduler_output)
         return deltas
@@ -187,24 +181,22 @@ class Scheduler:
 
     def _schedule_running(self, step: SchedulerOutput) -> int:
         """Give the running requests their tokens, oldest first. Returns the budget left for admission: none when blocks
-        were short."""
+        were short.
+
+        Every decode has its token before a chunk takes the rest: a chunk that does not end its prompt leaves no budget
+        to admit others, so it stays the newest.
+        """
         token_budget = self.config.max_num_batched_tokens
-        running = list(self._running.values())
-        gaps = [request.gap for request in running]
-        num_reserved = gaps.count(1)  # a long chunk leaves each decode its token
-        num_preemptions = self._num_preemptions
-        for request, gap in zip(running, gaps, strict=True):
-            if gap == 1:
-                num_reserved -= 1
-            num_new_tokens = min(gap, token_budget - num_reserved)
-            if num_new_tokens <= 0 or request.request_id not in self._running:
+        for request in list(self._running.values()):
+            num_new_tokens = min(request.gap, token_budget)
+            if not num_new_tokens or request.request_id not in self._running:
                 continue
             new_block_ids = self._allocate_or_preempt(request, num_new_tokens)
             if new_block_ids is None:
                 return 0  # newer requests stay idle, so that they can be preempted
             self._add(step, request, num_new_tokens, new_block_ids)
             token_budget -= num_new_tokens
-        return token_budget if self._num_preemptions == num_preemptions else 0
+        return token_budget
 
     def _allocate_or_preempt(self, request: Request, num_new_tokens: int) -> BlockTables | None:
         """Blocks for the next tokens, at the expense of the newest requests admitted after this one; None when those
@@ -229,8 +221,9 @@ class Scheduler:
 
     def _admit_waiting(self, step: SchedulerOutput, token_budget: int) -> None:
         """Start waiting requests in order while they fit. Blocks for all of a request's tokens must be free, though
-        only its next chunk's are taken: one that starts without them would be preempted before its first token."""
-        while token_budget and self._waiting and len(self._running) < self._max_num_running:
+        only its next chunk's are taken: else it would be preempted before its first token, or start again in the step
+        that preempted it."""
+        while token_budget and self._waiting and len(self._running) < self.config.max_num_seqs:
             request = next(iter(self._waiting.values()))
             prefix = self._kv.match_prefix(request)
             if not self._kv.can_hold(request, prefix):
@@ -365,8 +358,7 @@ class Scheduler:
             assert request.finish_reason is None or in_flight
             if request.finish_reason is None:
                 request.check()
-        assert len(self._requests) >= len(self._waiting) + len(self._running)
-        assert len(self._running) <= self._max_num_running
+        assert len(self._running) <= self.config.max_num_seqs
         assert self._num_received == len(self._waiting) + len(self._running) + sum(self._num_finished.values())
         for step in self._in_flight.values():
             assert 0 < len(step.request_ids) == len(set(step.request_ids)) <= self.config.max_num_seqs

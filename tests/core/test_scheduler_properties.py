@@ -151,7 +151,7 @@ def test_any_history_gives_each_request_the_output_it_has_alone(num_steps_in_fli
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=20,
+            max_examples=60,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
