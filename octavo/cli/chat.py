@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -121,10 +122,12 @@ def _exchange(chat_model: ChatModel, messages: Messages, text: str) -> bool:
     pieces: list[str] = []
     try:
         asyncio.run(_print_answer(chat_model.answer(messages), pieces))
-    except KeyboardInterrupt:
+    except asyncio.CancelledError:
         print(" (stopped)", end="")
     except OctavoError as error:
-        print("\n" * bool(pieces) + f"octavo: error: {error}", file=sys.stderr)
+        if pieces:
+            print()
+        print(f"octavo: error: {error}", file=sys.stderr)
         messages.pop()
         return False
     print()
@@ -133,6 +136,10 @@ def _exchange(chat_model: ChatModel, messages: Messages, text: str) -> bool:
 
 
 async def _print_answer(answer: AsyncGenerator[str, None], pieces: list[str]) -> None:
+    """Print and collect the answer's pieces until it ends, or until Ctrl-C cancels it."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
     async with aclosing(answer) as stream:
         async for piece in stream:
             print(piece, end="", flush=True)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,6 @@ class FakeServer:
     authorizations: list[str | None] = field(default_factory=list)
     num_open: int = 0
     max_open: int = 0
-    hanging: threading.Event = field(default_factory=threading.Event)
 
     @property
     def url(self) -> str:
@@ -37,18 +36,21 @@ class FakeServer:
         self.num_open += 1
         self.max_open = max(self.max_open, self.num_open)
         try:
-            await self._answer(reader, writer)
-        except ConnectionError:
-            pass
+            with suppress(ConnectionError, asyncio.IncompleteReadError):  # the client went away
+                await self._answer(reader, writer)
         finally:
             self.num_open -= 1
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:])}
         self.authorizations.append(headers.get("authorization"))
         path = head[0].split()[1]
+        if path == "/health":
+            return self._send_json(writer, 200, {})
         if path == "/v1/models":
             return self._send_json(writer, 200, {"data": [{"id": "fake-model"}]})
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
@@ -78,7 +80,6 @@ class FakeServer:
                 yield {"error": {"message": "the engine broke"}}
                 return
             if index == self.hang_after:
-                self.hanging.set()
                 await asyncio.sleep(60)
             yield {"choices": [{"index": 0, "finish_reason": None} | self._piece(is_chat, piece)]}
         yield {"choices": [{"index": 0, "finish_reason": "length"} | self._piece(is_chat, "")]}
@@ -98,26 +99,25 @@ class FakeServer:
 
 
 @contextmanager
-def running(server: FakeServer) -> Iterator[FakeServer]:
-    """Serve on a free port until the block ends."""
+def running(server: FakeServer, port: int = 0) -> Iterator[FakeServer]:
+    """Serve on `port`, or a free one, until the block ends."""
     started = threading.Event()
-    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
-        async with await asyncio.start_server(server.handle, "127.0.0.1", 0) as listener:
-            server.port = listener.sockets[0].getsockname()[1]
-            started.set()
-            await stop.wait()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
+        loops.append(asyncio.get_running_loop())
+        listener = await asyncio.start_server(server.handle, "127.0.0.1", port)
+        server.port = listener.sockets[0].getsockname()[1]
+        started.set()
+        await stop.wait()
+        listener.close()
 
-    stop = asyncio.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     started.wait()
     try:
         yield server
     finally:
-        loop.call_soon_threadsafe(stop.set)
+        loops[0].call_soon_threadsafe(stop.set)
         thread.join()
-        loop.close()

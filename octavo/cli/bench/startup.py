@@ -1,12 +1,18 @@
 """`octavo bench startup`: from starting `octavo serve` to its first token, measured from outside."""
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.cli.arguments import Parser, config_values
 from octavo.cli.bench.offline import add_engine_options, required_model
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.cli.bench.server_start import Start
 
 __all__ = ["configure"]
 
@@ -29,30 +35,40 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--num-iters must be at least 1, got {args.num_iters}.")
     model = required_model(args)
     EngineConfig(**config_values(args, EngineConfig) | {"model": model})  # a wrong value is refused before any start
-    from octavo.cli.bench.report import percentiles, write_json
-    from octavo.cli.bench.server_start import STAGES, measure_start
+    from octavo.cli.bench.server_start import MILESTONES, measure_start
 
-    runs: list[dict[str, float]] = []
+    command = [sys.executable, "-m", "octavo", "serve", model, *_engine_arguments(args)]
+    starts = []
     for iteration in range(args.num_iters_warmup + args.num_iters):
-        seconds = measure_start([model, *_engine_arguments(args)], args.start_timeout)
-        print("  ".join(f"{stage} {seconds[stage]:.2f} s" for stage in STAGES))
+        start = measure_start(command, args.start_timeout)
+        print("  ".join(f"{name} {start.seconds[name]:.2f} s" for name in MILESTONES), flush=True)
         if iteration >= args.num_iters_warmup:
-            runs.append(seconds)
-    values = {stage: [seconds[stage] for seconds in runs] for stage in STAGES}
-    print("Median seconds from the command on:")
-    for stage in STAGES:
-        print(f"  {stage:<12} {percentiles(values[stage])['50']:.2f}")
-    if args.output_json:
-        ready = values["ready"]
+            starts.append(start)
+    _report(starts, args.output_json)
+    return 0
+
+
+def _report(starts: "Sequence[Start]", output_json: Path | None) -> None:
+    from octavo.cli.bench.report import percentiles, print_rows, print_title, write_json
+
+    seconds = {name: [start.seconds[name] for start in starts] for name in starts[0].seconds}
+    stages = {name: [start.stages[name] for start in starts] for name in starts[0].stages}
+    print_title("Start, median seconds")
+    print_rows({f"Command to {name}": percentiles(values)["50"] for name, values in seconds.items()})
+    print_title("Stages of the engine", "-")
+    print_rows({name.capitalize(): percentiles(values)["50"] for name, values in stages.items()})
+    print_title("")
+    if output_json:
+        ready = seconds["ready"]
         result = {
             "avg_startup_time": sum(ready) / len(ready),
             "startup_times": ready,
             "startup_percentiles": percentiles(ready),
-            "port_open_times": values["port open"],
-            "first_token_times": values["first token"],
+            "port_open_times": seconds["port open"],
+            "first_token_times": seconds["first token"],
+            "stage_times": stages,
         }
-        write_json(args.output_json, result)
-    return 0
+        write_json(output_json, result)
 
 
 def _engine_arguments(args: argparse.Namespace) -> list[str]:
