@@ -21,6 +21,7 @@ __all__ = ["ENGINE_COMMAND", "EngineProcess", "Launch", "read_launch"]
 
 ENGINE_COMMAND = (sys.executable, "-m", "octavo.engine.process")
 EXIT_GRACE_S = 2.0
+STDERR = 2
 _LENGTH = struct.Struct("<I")
 
 
@@ -55,8 +56,8 @@ class EngineProcess:
         launch = Launch(config=config, folder=tempfile.mkdtemp(prefix="octavo-"), started_at=time.time())
         self._folder = launch.folder
         self.address = launch.address
-        # The engine's stray prints belong to the log, not to what the command line prints.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr.fileno())
+        # Its stray prints belong to the log. In a process group of its own the terminal's Ctrl-C does not reach it.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=STDERR, process_group=0)
         message = msgspec.msgpack.encode(launch)
         assert self._process.stdin is not None
         self._process.stdin.write(_LENGTH.pack(len(message)) + message)

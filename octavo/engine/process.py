@@ -34,7 +34,7 @@ from octavo.engine.messages import (
 )
 from octavo.errors import InvalidRequestError, OctavoError
 
-__all__ = ["BuildEngine", "Channel", "Engine", "EngineLoop", "main"]
+__all__ = ["BuildEngine", "Channel", "Engine", "EngineLoop", "SocketChannel", "main"]
 
 MAX_UNREAD_RESULTS = 1000
 """Results the API process may leave unread before the engine merges them instead of sending more."""
@@ -56,8 +56,24 @@ class Engine(Protocol):
 BuildEngine = Callable[[EngineConfig], tuple[Engine, EngineInfo]]
 
 
-class Channel:
-    """The engine's end of the socket. Never waits for the API process to read."""
+class Channel(Protocol):
+    """The engine's end of the way to the API process."""
+
+    def wait(self, until_writable: bool) -> None:
+        """Sleep until a message arrives, or there is room to send when `until_writable`."""
+        ...
+
+    def receive(self) -> list[ToEngine]:
+        """Every message that has arrived."""
+        ...
+
+    def send(self, message: FromEngine) -> bool:
+        """Send, or return False at once because the API process is behind with its reading."""
+        ...
+
+
+class SocketChannel:
+    """A Channel over ZeroMQ."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -68,18 +84,15 @@ class Channel:
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def wait(self, until_writable: bool) -> None:
-        """Sleep until a message arrives, or there is room to send when `until_writable`."""
         self._socket.poll(None, zmq.POLLIN | (zmq.POLLOUT if until_writable else 0))
 
     def receive(self) -> list[ToEngine]:
-        """Every message that has arrived."""
         messages = []
         while self._socket.poll(0):
             messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
         return messages
 
     def send(self, message: FromEngine) -> bool:
-        """Send, or return False because the API process is behind with its reading."""
         try:
             self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -167,7 +180,7 @@ def main(build: BuildEngine | None = None) -> int:
     launch = read_launch(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, args=(launch.folder,), name="parent-watch", daemon=True).start()
     process_seconds = time.time() - launch.started_at
-    channel = Channel(launch.address)
+    channel = SocketChannel(launch.address)
     try:
         engine, info = (build or _build_engine)(launch.config)
         seconds = {"process": process_seconds, **info.start_seconds}

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from octavo import __version__
-from octavo.core.request import RequestLimits
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import install_error_handlers, model_not_found
@@ -76,7 +75,7 @@ async def completions(body: CompletionRequest, model: TheModel, service: TheServ
     headers = _check_fields(body, model)
     params = body.sampling_params()
     prompts = await _text_prompts(body, model)
-    echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(params.n)]
+    echoes = [model.echo(prompt) if body.echo else "" for prompt in prompts for _ in range(params.n)]
     answer = TextFormat(model.name, echoes, LogprobFormat(model.tokenizer, params.skip_special_tokens))
     return _generation(body, model, service, [prompt.token_ids for prompt in prompts], params, answer, headers)
 
@@ -115,8 +114,13 @@ async def tokenize(body: TokenizeRequest, model: TheModel) -> Response:
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, model: TheModel) -> Response:
     headers = _check_fields(body, model)
-    _check_token_ids(body.tokens, model.limits, "tokens")
-    return JSONResponse({"prompt": model.token_prompt(body.tokens).text}, headers=_text_headers(headers))
+    for token_id in body.tokens:
+        if not 0 <= token_id < model.info.vocab_size:
+            raise InvalidRequestError(
+                f"Token id {token_id} is outside the vocabulary: ids go from 0 to {model.info.vocab_size - 1}.",
+                param="tokens",
+            )
+    return JSONResponse({"prompt": model.decode(body.tokens)}, headers=_text_headers(headers))
 
 
 @router.get("/health")
@@ -166,17 +170,8 @@ async def _text_prompts(body: CompletionRequest, model: ServedModel) -> list[Pro
             prompts.append(await model.text_prompt(prompt, body.add_special_tokens is not False))
         else:
             assert isinstance(prompt, list)
-            _check_token_ids(prompt, model.limits, "prompt")
-            prompts.append(model.token_prompt(prompt))
+            prompts.append(Prompt(prompt))
     return prompts
-
-
-def _check_token_ids(token_ids: list[int], limits: RequestLimits, param: str) -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < limits.vocab_size:
-            raise InvalidRequestError(
-                f"Token id {token_id} is outside the vocabulary: ids go from 0 to {limits.vocab_size - 1}.", param=param
-            )
 
 
 def _generation(

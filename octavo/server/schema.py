@@ -94,7 +94,8 @@ class ApiRequest(BaseModel):
         extra = self.model_extra or {}
         for name, value in extra.items():
             wish = UNSUPPORTED.get(name)
-            if wish is not None and value and value not in NEUTRAL.get(name, ()):
+            asks = value is not None and value is not False and value not in ("", [], {})
+            if wish is not None and asks and value not in NEUTRAL.get(name, ()):
                 raise InvalidRequestError(
                     f"{name} is not supported: octavo can't do {wish} yet. Leave the field out.", param=name
                 )

@@ -29,8 +29,8 @@ LONG_TEXT = 8192
 @dataclass(frozen=True, slots=True)
 class Prompt:
     token_ids: list[int]
-    text: str
-    """What echo returns."""
+    text: str | None = None
+    """As it was sent; None for one that was sent as token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,11 @@ class ServedModel:
         token_ids = await _run(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))
         return Prompt(token_ids, text)
 
-    def token_prompt(self, token_ids: list[int]) -> Prompt:
-        return Prompt(token_ids, self.tokenizer.decode(token_ids, skip_special_tokens=False))
+    def echo(self, prompt: Prompt) -> str:
+        return self.decode(prompt.token_ids) if prompt.text is None else prompt.text
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 def _template_variables(request: ChatInput) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from octavo.engine.client import EngineClient
 from octavo.engine.launch import EngineProcess
 from octavo.engine.messages import AbortRequests, AddRequest, FinishRequest, FromEngine, StepResult, ToEngine
 from octavo.engine.metrics import IDLE, EngineMetrics
-from octavo.engine.process import MAX_UNREAD_RESULTS, Channel, EngineLoop
+from octavo.engine.process import MAX_UNREAD_RESULTS, EngineLoop, SocketChannel
 from octavo.errors import EngineDeadError, InvalidRequestError
 from octavo.sampling_params import SamplingParams
 from tests.server.running import make_tokenizer_folder
@@ -72,8 +72,6 @@ class FakeChannel:
         if self.has_room:
             self.sent.append(message)
         return self.has_room
-
-    def close(self) -> None: ...
 
 
 def add(request_id: int, *prompt: int) -> AddRequest:
@@ -137,7 +135,7 @@ def test_sending_to_a_reader_that_never_reads_does_not_block(tmp_path: Path) -> 
     with zmq.Context() as context, context.socket(zmq.DEALER) as reader:
         reader.set_hwm(1)
         reader.bind(address)
-        channel = Channel(address)
+        channel = SocketChannel(address)
         result = StepResult([RequestDelta(1, list(range(500)))], IDLE)
         num_sent = 0
         while channel.send(result):

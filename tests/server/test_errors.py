@@ -115,7 +115,7 @@ def test_a_number_that_is_none_is_refused(http: httpx.Client, literal: str) -> N
         (CHAT, {"echo": True}, "echo"),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
-        (CHAT, {"prompt_logprobs": 1}, "prompt_logprobs"),
+        (CHAT, {"prompt_logprobs": 0}, "prompt_logprobs"),
         (TEXT, {"logprobs": True}, "logprobs"),
         (TEXT, {"logprobs": 21}, "logprobs"),
         (TEXT, {"echo": True, "logprobs": 1}, "echo"),
@@ -135,8 +135,8 @@ def test_a_number_that_is_none_is_refused(http: httpx.Client, literal: str) -> N
 def test_a_field_that_can_not_be_served_is_named(
     http: httpx.Client, path: str, fields: dict[str, Any], param: str
 ) -> None:
-    required = {CHAT: {"messages": MESSAGES}, TEXT: {"prompt": "x"}}.get(path, {})
-    response = http.post(path, json=required | fields)
+    required: dict[str, dict[str, Any]] = {CHAT: {"messages": MESSAGES}, TEXT: {"prompt": "x"}}
+    response = http.post(path, json=required.get(path, {}) | fields)
     assert response.status_code == 400
     assert error_of(response)["param"] == param
 
