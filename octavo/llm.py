@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from octavo.checkpoint.open import open_checkpoint
 from octavo.config import EngineConfig
 from octavo.core.step import RequestDelta, TokenLogprobs
 from octavo.engine.choice import Choice
@@ -20,8 +19,7 @@ from octavo.engine.messages import AddRequest
 from octavo.engine.startup import StartProgress, build_engine
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.sampling_params import SamplingParams
-from octavo.text.chat_template import ChatTemplate, load_chat_template
-from octavo.text.tokenizer import load_tokenizer
+from octavo.text.text_side import load_text_side
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput"]
 
@@ -100,10 +98,8 @@ class LLM:
         config = _engine_config(model, options)
         with _progress(use_tqdm) as progress:
             self.engine, self.info = build_engine(config, _LoadingBar(progress))
-        source = open_checkpoint(config.tokenizer or config.model, config.download_dir, config.revision)
-        self.tokenizer = load_tokenizer(source.path, source.vocabulary)
-        template = self.tokenizer.chat_template if chat_template is None else load_chat_template(chat_template)
-        self.chat_template = ChatTemplate(template, self.tokenizer.special_tokens)
+        text_side = load_text_side(config, chat_template)
+        self.tokenizer, self.chat_template = text_side.tokenizer, text_side.chat_template
         self._sequences: dict[int, _Sequence] = {}
         self._request_ids = count()
 

@@ -1,6 +1,6 @@
 """Every op a model may use: signature, documentation and plain-torch reference in one.
 
-A provider is a subclass that overrides ops for one kind of device (`cpu.CpuOps`, later `triton_ops`); `Ops` itself is the
+A provider is a subclass that overrides ops for one kind of device, such as `cpu.CpuOps`; `Ops` itself is the
 `reference` provider and runs wherever torch does. Models reach ops only through their context, `ctx.ops`.
 
 Shapes: T tokens in the step, R requests (rows of the block table), H hidden size, D head size, Hq query heads, Hkv

@@ -12,7 +12,9 @@ ProviderName = Literal["auto", "cpu", "reference"]
 
 
 def resolve_ops(name: ProviderName) -> Ops:
-    """The provider called `name`; "auto": native CPU kernels, or the reference with one warning where they aren't built."""
+    """The provider called `name`; "auto": the native CPU kernels, or where they aren't built the reference with a
+    warning.
+    """
     if name == "reference":
         return Ops()
     if name == "auto" and importlib.util.find_spec("octavo.kernels._cpu") is None:

@@ -23,8 +23,9 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.server.app import create_app
 from octavo.server.launch import url_of
-from octavo.server.served_model import ServedModel, load_text_side
+from octavo.server.served_model import ServedModel
 from octavo.server.service import Phase, Service
+from octavo.text.text_side import load_text_side
 
 __all__ = ["run"]
 
@@ -127,7 +128,7 @@ class _Server:
 
     async def _start(self) -> None:
         start = time.perf_counter()
-        text = await asyncio.to_thread(load_text_side, self._engine_config, self._config)
+        text = await asyncio.to_thread(load_text_side, self._engine_config, self._config.chat_template)
         tokenizer_s = time.perf_counter() - start
         info = await self._client.wait_ready()
         self._service.model = ServedModel(

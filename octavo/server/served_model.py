@@ -6,20 +6,17 @@ Long texts are tokenised in a thread, so that running streams do not wait for th
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
-from octavo.checkpoint.open import open_checkpoint
-from octavo.config import EngineConfig, ServerConfig
 from octavo.core.request import RequestLimits
 from octavo.engine.client import EngineClient
 from octavo.engine.messages import EngineInfo
 from octavo.errors import InvalidRequestError
 from octavo.server.schema import ChatInput
-from octavo.text.chat_template import ChatTemplate, load_chat_template
-from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.text_side import TextSide
+from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["Prompt", "ServedModel", "TextSide", "load_text_side"]
+__all__ = ["Prompt", "ServedModel"]
 
 T = TypeVar("T")
 LONG_TEXT = 8192
@@ -31,32 +28,6 @@ class Prompt:
     token_ids: list[int]
     text: str | None = None
     """As it was sent; None for one that was sent as token ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextSide:
-    """The part of a model that the API process loads itself."""
-
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
-    has_chat_template: bool
-
-
-def load_text_side(engine_config: EngineConfig, server_config: ServerConfig) -> TextSide:
-    """The tokenizer and the chat template of the model, or those that the options name."""
-    tokenizer = _load_tokenizer(engine_config)
-    if server_config.chat_template is None:
-        source = tokenizer.chat_template
-    else:
-        source = load_chat_template(server_config.chat_template)
-    return TextSide(tokenizer, ChatTemplate(source, tokenizer.special_tokens), source is not None)
-
-
-def _load_tokenizer(config: EngineConfig) -> Tokenizer:
-    if config.tokenizer is not None and Path(config.tokenizer).is_dir():
-        return load_tokenizer(Path(config.tokenizer), None)
-    checkpoint = open_checkpoint(config.tokenizer or config.model, config.download_dir, config.revision)
-    return load_tokenizer(checkpoint.path, checkpoint.vocabulary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

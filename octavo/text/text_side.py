@@ -1,0 +1,34 @@
+"""TextSide: the tokenizer and the chat template of a model, loaded from its files or from those that options name."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.checkpoint.open import open_checkpoint
+from octavo.config import EngineConfig
+from octavo.text.chat_template import ChatTemplate, load_chat_template
+from octavo.text.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["TextSide", "load_text_side"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """The part of a model that turns text into token ids and back."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    has_chat_template: bool
+
+
+def load_text_side(config: EngineConfig, chat_template: str | None = None) -> TextSide:
+    """`chat_template`: a template, or a file that holds one, instead of the model's own."""
+    tokenizer = _load_tokenizer(config)
+    source = tokenizer.chat_template if chat_template is None else load_chat_template(chat_template)
+    return TextSide(tokenizer, ChatTemplate(source, tokenizer.special_tokens), source is not None)
+
+
+def _load_tokenizer(config: EngineConfig) -> Tokenizer:
+    if config.tokenizer is not None and Path(config.tokenizer).is_dir():  # it need not hold a model
+        return load_tokenizer(Path(config.tokenizer), None)
+    checkpoint = open_checkpoint(config.tokenizer or config.model, config.download_dir, config.revision)
+    return load_tokenizer(checkpoint.path, checkpoint.vocabulary)
