@@ -36,9 +36,10 @@ OCTAVO_INLINE float float_of(uint32_t bits) {
 #if defined(OCTAVO_ISA_avx512)
 
 using Vec = __m512;
-constexpr int kTileRows = 8;    // rows of a register tile of linear
-constexpr int kTilePanels = 3;  // panels of it
-constexpr int kQueryRows = 8;   // rows of a register tile of attention
+constexpr int kTileRows = 8;      // rows of a register tile of linear
+constexpr int kTilePanels = 3;    // panels of it
+constexpr int kNarrowPanels = 4;  // panels for one or two rows, which need more chains to hide the latency of fma
+constexpr int kQueryRows = 8;     // rows of a register tile of attention
 
 OCTAVO_INLINE Vec set1(float x) { return _mm512_set1_ps(x); }
 OCTAVO_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
@@ -80,6 +81,7 @@ struct Vec {
 };
 constexpr int kTileRows = 6;
 constexpr int kTilePanels = 1;
+constexpr int kNarrowPanels = 2;
 constexpr int kQueryRows = 4;
 
 OCTAVO_INLINE Vec set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -141,6 +143,7 @@ struct Vec {
 };
 constexpr int kTileRows = 4;
 constexpr int kTilePanels = 1;
+constexpr int kNarrowPanels = 1;
 constexpr int kQueryRows = 4;
 
 #define OCTAVO_LANES(EXPRESSION)                                     \

@@ -1,6 +1,6 @@
 """The `cpu` provider: checks shapes and dtypes, allocates results, calls the native kernels of csrc/cpu.
 
-Every result row depends on that row's inputs alone, bit for bit (docs/exactness.md). Threads and instruction set belong
+Every result row depends on that row's inputs alone, bit for bit. Threads and instruction set belong
 to the process, not to an instance.
 """
 
