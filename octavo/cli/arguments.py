@@ -84,7 +84,10 @@ def add_commands(parser: Parser, package: str, commands: Mapping[str, str], argv
         command.set_defaults(parser=command)
         if argv and argv[0] == name:
             module = import_module(f"{package}.{name}")
-            module.configure(command, argv[1:]) if hasattr(module, "__path__") else module.configure(command)
+            if hasattr(module, "__path__"):
+                module.configure(command, argv[1:])
+            else:
+                module.configure(command)
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:

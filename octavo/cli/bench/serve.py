@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli.arguments import Parser
-from octavo.cli.bench.dataset import add_dataset_options, check_dataset_options, random_requests
+from octavo.cli.bench.dataset import add_dataset_options, random_requests
 from octavo.errors import ConfigError
 
 __all__ = ["configure"]
@@ -91,7 +91,6 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(args, name)}.")
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise ConfigError(f"--max-concurrency must be at least 1, got {args.max_concurrency}.")
-    check_dataset_options(args)
     requests = random_requests(args, _vocab_size(args.tokenizer))
     from octavo.cli.bench.load import Load, LoadClient, run_load
     from octavo.cli.bench.serve_result import print_result, serve_result
