@@ -4,10 +4,13 @@ The same LLMEngine, tokenizer and detokenizer serve here and behind the HTTP ser
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import signal
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from itertools import count
+from types import FrameType
 from typing import Any, cast
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -132,8 +135,10 @@ class LLM:
         encoded = [self._encode_chat(conversation, template_options) for conversation in conversations]
         return self._run(encoded, _as_params(sampling_params, len(encoded)), use_tqdm)
 
-    def stream_chat(self, messages: Messages, sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """Answer one conversation, yielding text as it is generated. Closing the iterator aborts the request."""
+    def stream_chat(
+        self, messages: Messages, sampling_params: SamplingParams | None = None
+    ) -> Generator[str, None, None]:
+        """Answer one conversation, yielding text as it is generated. Closing the generator aborts the request."""
         params = sampling_params or SamplingParams(max_tokens=None)
         request = self._add(*self._encode_chat(messages, {}), params)
         output, sent = request.outputs[0], 0
@@ -191,7 +196,9 @@ class LLM:
         return request
 
     def _step(self) -> None:
-        for delta in self.engine.step():
+        with _interrupts_held_back():
+            deltas = self.engine.step()
+        for delta in deltas:
             sequence = self._sequences.get(delta.request_id)
             if sequence is not None:
                 self._apply(sequence, delta)
@@ -218,6 +225,22 @@ class LLM:
         self._sequences.clear()
         while self.engine.has_unfinished_requests:
             self.engine.step()
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C arrive after the block: a step that ends half-way would leave the scheduler waiting for it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if arrived and callable(handler):
+        handler(*arrived[0])
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,5 +1,6 @@
 """LLM: the offline API, on tiny random models."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,25 @@ def test_a_stream_that_is_left_early_leaves_nothing_behind(llm: LLM) -> None:
     next(stream)
     stream.close()
     assert not llm.engine.has_unfinished_requests
+    assert llm.engine.stats().num_used_blocks == 0
+
+
+def test_an_interrupt_ends_a_run_between_steps_and_leaves_nothing_behind(llm: LLM) -> None:
+    runner = llm.engine.executor._runner  # type: ignore[attr-defined]
+    model = runner.model
+
+    def interrupted(input_ids: torch.Tensor, ctx: object) -> torch.Tensor:
+        signal.raise_signal(signal.SIGINT)
+        result: torch.Tensor = model(input_ids, ctx)
+        return result
+
+    runner.model = interrupted
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("the lazy dog", GREEDY, use_tqdm=False)
+    finally:
+        runner.model = model
+    llm.engine.scheduler.check()
     assert llm.engine.stats().num_used_blocks == 0
 
 

@@ -63,7 +63,7 @@ class LocalModel:
                 yield piece
                 await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
         finally:
-            pieces.close()  # type: ignore[attr-defined]  # a generator
+            pieces.close()
 
 
 def configure(parser: Parser) -> None:
