@@ -1,9 +1,9 @@
 // Paged attention: exact softmax over fixed partitions of kPartition positions, counted from position 0.
 //
 // For one row (a query and a head) a partition gives sums = Σ e^(s_j - max) v_j, max and denominator = Σ e^(s_j - max);
-// each score is one chain over the head's dimensions, each sum one chain over j, the denominator 16 partial sums and the
-// tree. Partitions are merged in order. A row's chains run over exactly the positions it sees, so neither its neighbours
-// nor what lies elsewhere in the cache, nor who computes it, can change a bit.
+// each score is one chain over the head's dimensions, each sum one chain over j, the denominator 16 partial sums and
+// the tree. Partitions are merged in order. A row's chains run over exactly the positions it sees, so neither its
+// neighbours nor what lies elsewhere in the cache, nor who computes it, can change a bit.
 #include "simd.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -154,7 +154,8 @@ void weigh_values(Work<C>& w, int64_t row, const int64_t* first, const int64_t* 
 
 // Fills w.partial for `num_rows` rows and one partition.
 template <class C>
-void attend_partition(const AttentionArgs& a, const C* cache, const AttentionUnit& unit, Work<C>& w, int64_t partition) {
+void attend_partition(const AttentionArgs& a, const C* cache, const AttentionUnit& unit, Work<C>& w,
+                      int64_t partition) {
     const int64_t start = partition * kPartition;
     int64_t first[kAttentionRows], last[kAttentionRows];
     int64_t begin = unit.num_rows, end = 0;  // rows that see something: positions only grow, so they lie side by side
@@ -251,9 +252,8 @@ void merge_partitions(const AttentionArgs& a, const AttentionUnit& unit) {
 }  // namespace
 
 void paged_attention(const AttentionArgs& a) noexcept {
-    with_type(a.cache.dtype, static_cast<const void*>(a.cache.data), [&](auto* cache) {
-        parallel(a.num_units, [&](int64_t unit) { attend(a, cache, a.units[unit]); });
-    });
+    with_type(a.cache.dtype, static_cast<const void*>(a.cache.data),
+              [&](auto* cache) { parallel(a.num_units, [&](int64_t unit) { attend(a, cache, a.units[unit]); }); });
     parallel(a.num_merges, [&](int64_t unit) { merge_partitions(a, a.merges[unit]); });
 }
 

@@ -1,5 +1,6 @@
-// octavo.kernels._cpu: raw pointers and sizes in, nothing out. Shapes and dtypes are checked by octavo/kernels/cpu.py; here
-// it is checked that no index leads outside its tensor, which is an IndexError. The GIL is released while an op runs.
+// octavo.kernels._cpu: raw pointers and sizes in, nothing out. Shapes and dtypes are checked by octavo/kernels/cpu.py;
+// here it is checked that no index leads outside its tensor, which is an IndexError. The GIL is released while an op
+// runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -30,8 +31,8 @@ void check_indices(const char* name, const int32_t* values, int64_t count, int64
     if (!bad) return;
     for (int64_t i = 0; i < count; ++i)
         if (values[i] < 0 || values[i] >= limit) {
-            const std::string message = std::string(name) + "[" + std::to_string(i) + "] is " + std::to_string(values[i]) +
-                                        ", outside [0, " + std::to_string(limit) + ")";
+            const std::string message = std::string(name) + "[" + std::to_string(i) + "] is " +
+                                        std::to_string(values[i]) + ", outside [0, " + std::to_string(limit) + ")";
             throw nb::index_error(message.c_str());
         }
 }
@@ -70,8 +71,13 @@ void bind_pack(uintptr_t weight, uintptr_t packed, int64_t num_rows, int64_t num
 
 void bind_embedding(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_t num_tokens, int64_t num_rows,
                     int64_t num_cols, int dtype) {
-    const EmbeddingArgs args = {pointer<int32_t>(token_ids), pointer<void>(packed), pointer<float>(out), num_tokens,
-                                num_rows, num_cols, DType(dtype)};
+    const EmbeddingArgs args = {pointer<int32_t>(token_ids),
+                                pointer<void>(packed),
+                                pointer<float>(out),
+                                num_tokens,
+                                num_rows,
+                                num_cols,
+                                DType(dtype)};
     check_indices("token_ids", args.token_ids, num_tokens, num_rows);
     nb::gil_scoped_release release;
     embedding(args);
@@ -80,15 +86,15 @@ void bind_embedding(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_
 void bind_linear(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t num_tokens, int64_t num_rows,
                  int64_t num_cols, int x_dtype, int weight_dtype, int out_dtype) {
     nb::gil_scoped_release release;
-    linear({pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr, num_tokens, num_rows,
-            num_cols, DType(x_dtype), DType(weight_dtype), DType(out_dtype)});
+    linear({pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr, num_tokens,
+            num_rows, num_cols, DType(x_dtype), DType(weight_dtype), DType(out_dtype)});
 }
 
-void bind_rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, int64_t num_tokens, int64_t hidden_size,
-                   float eps, int x_dtype, int out_dtype) {
+void bind_rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, int64_t num_tokens,
+                   int64_t hidden_size, float eps, int x_dtype, int out_dtype) {
     nb::gil_scoped_release release;
-    rms_norm({pointer<void>(x), pointer<float>(residual), pointer<float>(weight), pointer<void>(out), num_tokens, hidden_size,
-              eps, DType(x_dtype), DType(out_dtype)});
+    rms_norm({pointer<void>(x), pointer<float>(residual), pointer<float>(weight), pointer<void>(out), num_tokens,
+              hidden_size, eps, DType(x_dtype), DType(out_dtype)});
 }
 
 void bind_silu_mul(uintptr_t gate_up, uintptr_t out, int64_t num_tokens, int64_t size, int dtype) {
@@ -96,7 +102,8 @@ void bind_silu_mul(uintptr_t gate_up, uintptr_t out, int64_t num_tokens, int64_t
     silu_mul({pointer<void>(gate_up), pointer<void>(out), num_tokens, size, DType(dtype)});
 }
 
-void bind_gather_rows(uintptr_t x, uintptr_t indices, uintptr_t out, int64_t num_x_rows, int64_t num_rows, int64_t row_bytes) {
+void bind_gather_rows(uintptr_t x, uintptr_t indices, uintptr_t out, int64_t num_x_rows, int64_t num_rows,
+                      int64_t row_bytes) {
     const GatherRowsArgs args = {pointer<void>(x), pointer<int32_t>(indices), pointer<void>(out), num_rows, row_bytes};
     check_indices("indices", args.indices, num_rows, num_x_rows);
     nb::gil_scoped_release release;
@@ -107,10 +114,16 @@ void bind_rope_write_kv(uintptr_t qkv, uintptr_t positions, uintptr_t cos_sin, u
                         uintptr_t cache, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size, int64_t head_dim,
                         int cache_dtype, int64_t num_tokens, int64_t num_heads, int64_t max_positions, int dtype) {
     const RopeWriteKVArgs args = {
-        pointer<void>(qkv), pointer<int32_t>(positions), pointer<float>(cos_sin), pointer<int32_t>(slot_mapping),
+        pointer<void>(qkv),
+        pointer<int32_t>(positions),
+        pointer<float>(cos_sin),
+        pointer<int32_t>(slot_mapping),
         pointer<void>(q_out),
         {pointer<void>(cache), num_blocks, num_kv_heads, block_size, head_dim, DType(cache_dtype)},
-        num_tokens, num_heads, max_positions, DType(dtype)};
+        num_tokens,
+        num_heads,
+        max_positions,
+        DType(dtype)};
     check_indices("positions", args.positions, num_tokens, max_positions);
     check_indices("slot_mapping", args.slot_mapping, num_tokens, num_blocks * block_size);
     nb::gil_scoped_release release;
@@ -118,9 +131,9 @@ void bind_rope_write_kv(uintptr_t qkv, uintptr_t positions, uintptr_t cos_sin, u
 }
 
 void bind_paged_attention(uintptr_t q, uintptr_t cache, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size,
-                          int64_t head_dim, int cache_dtype, uintptr_t block_table, uintptr_t query_start, uintptr_t seq_lens,
-                          uintptr_t out, int64_t num_tokens, int64_t num_requests, int64_t max_blocks, int64_t num_heads,
-                          float scale, int64_t window, int dtype) {
+                          int64_t head_dim, int cache_dtype, uintptr_t block_table, uintptr_t query_start,
+                          uintptr_t seq_lens, uintptr_t out, int64_t num_tokens, int64_t num_requests,
+                          int64_t max_blocks, int64_t num_heads, float scale, int64_t window, int dtype) {
     AttentionArgs args = {};
     args.q = pointer<void>(q);
     args.cache = {pointer<void>(cache), num_blocks, num_kv_heads, block_size, head_dim, DType(cache_dtype)};
@@ -155,7 +168,8 @@ NB_MODULE(_cpu, m) {
     m.def("default_num_threads", &default_num_threads, "Threads that CPU affinity and the cgroup's CPU quota allow.");
     m.def("num_threads", &num_threads);
     m.def("set_num_threads", &set_num_threads, nb::arg("n"), "Threads that share an op's work, the caller included.");
-    m.def("packed_size", [](int64_t num_rows, int64_t num_cols, int dtype) { return packed_size(num_rows, num_cols, DType(dtype)); });
+    m.def("packed_size",
+          [](int64_t num_rows, int64_t num_cols, int dtype) { return packed_size(num_rows, num_cols, DType(dtype)); });
     m.def("pack", &bind_pack);
     m.def("embedding", &bind_embedding);
     m.def("linear", &bind_linear);
@@ -167,5 +181,6 @@ NB_MODULE(_cpu, m) {
     m.attr("FMA_FLOPS") = 2 * kFmaSteps * kLanes;
     m.def("time_fma", &time_fma, nb::call_guard<nb::gil_scoped_release>(), "Seconds for n times FMA_FLOPS.");
     m.def("time_read", &bind_time_read, "Seconds to read so many bytes (a multiple of 1 MiB) from an address, once.");
-    m.def("time_fork_join", &time_fork_join, nb::call_guard<nb::gil_scoped_release>(), "Mean seconds of a fork and join.");
+    m.def("time_fork_join", &time_fork_join, nb::call_guard<nb::gil_scoped_release>(),
+          "Mean seconds of a fork and join.");
 }

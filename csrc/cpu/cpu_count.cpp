@@ -59,8 +59,9 @@ double cgroup_cpus() {
 int default_num_threads() {
     cpu_set_t set;
     CPU_ZERO(&set);
-    const int affinity =
-        sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
+    const int affinity = sched_getaffinity(0, sizeof(set), &set) == 0
+                             ? CPU_COUNT(&set)
+                             : static_cast<int>(std::thread::hardware_concurrency());
     return std::max(1, static_cast<int>(std::min<double>(affinity, std::floor(cgroup_cpus()))));
 }
 

@@ -32,7 +32,8 @@ const std::vector<Isa>& isas() {
                              __builtin_cpu_supports("fma")},
 #endif
 #ifdef OCTAVO_HAVE_avx2
-        {&avx2::table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")},
+        {&avx2::table,
+         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")},
 #endif
         {&scalar::table, true},
     };
@@ -46,7 +47,8 @@ const OpTable& find(const std::string& name) {
         if (name == isa.table->name) return *isa.table;
         names += (names.empty() ? "" : ", ") + std::string(isa.table->name);
     }
-    throw std::invalid_argument("instruction set '" + name + "' is not available here. OCTAVO_CPU_ISA can be: " + names);
+    throw std::invalid_argument("instruction set '" + name +
+                                "' is not available here. OCTAVO_CPU_ISA can be: " + names);
 }
 
 const OpTable& initial() {

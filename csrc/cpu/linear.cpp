@@ -77,7 +77,8 @@ OCTAVO_INLINE void multiply(Vec (&sum)[R][P], const Vec (&w)[P], const float* x)
 
 // One block of columns (num_cols of them), and the panels' rows that belong to it.
 template <int R, int P, class W>
-OCTAVO_INLINE void multiply_block(Vec (&sum)[R][P], const float* x, const W* panel, int64_t panel_stride, int num_cols) {
+OCTAVO_INLINE void multiply_block(Vec (&sum)[R][P], const float* x, const W* panel, int64_t panel_stride,
+                                  int num_cols) {
     Vec w[P];
     for (int k = 0; k < num_cols; ++k, panel += kLanes, ++x) {
 #pragma GCC unroll 4
@@ -86,7 +87,8 @@ OCTAVO_INLINE void multiply_block(Vec (&sum)[R][P], const float* x, const W* pan
     }
 }
 template <int R, int P>
-OCTAVO_INLINE void multiply_block(Vec (&sum)[R][P], const float* x, const bf16* panel, int64_t panel_stride, int num_cols) {
+OCTAVO_INLINE void multiply_block(Vec (&sum)[R][P], const float* x, const bf16* panel, int64_t panel_stride,
+                                  int num_cols) {
     Vec w[P];
     for (int k = 0; k < num_cols; k += 2, panel += 2 * kLanes, x += 2) {
 #pragma GCC unroll 4
@@ -100,7 +102,8 @@ OCTAVO_INLINE void multiply_block(Vec (&sum)[R][P], const float* x, const bf16* 
 }
 
 // One row's sums over some panels, into the output.
-__attribute__((noinline)) void write_sums(const LinearArgs& a, const Vec* sum, int num_panels, int64_t row, int64_t panel) {
+__attribute__((noinline)) void write_sums(const LinearArgs& a, const Vec* sum, int num_panels, int64_t row,
+                                          int64_t panel) {
     with_type(a.out_dtype, a.out, [&](auto* out) {
         for (int p = 0; p < num_panels; ++p) {
             const int64_t column = (panel + p) * kLanes, n = a.num_rows - column;

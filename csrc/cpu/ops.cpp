@@ -12,9 +12,9 @@ namespace octavo {
 
 namespace {
 
-// Splits each request's rows (query · group + head) evenly into units. A request with a single unit a head, as in
-// decoding, is also split at the partitions, so that one long sequence keeps all threads busy. The split changes who
-// computes, never what.
+// Splits each request's rows (query · group + head) evenly into units. A request with few rows, as in decoding, is also
+// split at the partitions, so that one long sequence keeps all threads busy. The split changes who computes, never
+// what.
 struct AttentionPlan {
     std::vector<AttentionUnit> units, merges;
     int64_t num_partials = 0;  // floats
@@ -37,7 +37,7 @@ struct AttentionPlan {
                 for (int64_t unit = 0; unit < num_units; ++unit) {
                     const int64_t first = unit * num_rows / num_units, last = (unit + 1) * num_rows / num_units;
                     AttentionUnit next = {request, head, int32_t(first), int32_t(last - first), -1, num_partials};
-                    if (num_queries * group > 2 * kAttentionRows || num_partitions == 1) {
+                    if (num_rows > 2 * kAttentionRows || num_partitions == 1) {
                         units.push_back(next);
                         continue;
                     }

@@ -132,7 +132,6 @@ struct OpTable {
 // Elements in the packed form of a [num_rows, num_cols] matrix.
 int64_t packed_size(int64_t num_rows, int64_t num_cols, DType dtype) noexcept;
 
-
 // Floats of scratch memory that `linear` needs.
 int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept;
 

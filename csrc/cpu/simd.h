@@ -1,6 +1,7 @@
 // Sixteen float lanes, the same in every instruction set: kernels are written once over this file and compiled once for
 // each. A lane's arithmetic is IEEE (fma rounds once, nothing is contracted or reordered), so all of them give the same
-// bits. Everything is forced inline and lies in the instruction set's own namespace: nothing is left for a linker to merge.
+// bits. Everything is forced inline and lies in the instruction set's own namespace: nothing is left for a linker to
+// merge.
 #pragma once
 
 #include "ops.h"
@@ -67,9 +68,13 @@ OCTAVO_INLINE void store(bf16* p, Vec a) {
     const __m512i result = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), quiet);
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
 }
-OCTAVO_INLINE void store(f16* p, Vec a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
+OCTAVO_INLINE void store(f16* p, Vec a) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
 // Of sixteen pairs, the first or the second of each.
-OCTAVO_INLINE Vec load_first(const bf16* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
+OCTAVO_INLINE Vec load_first(const bf16* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
 OCTAVO_INLINE Vec load_second(const bf16* p) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0xffff0000)));
 }
@@ -105,7 +110,8 @@ OCTAVO_INLINE __m256 load_half(const bf16* p) {
 }
 OCTAVO_INLINE Vec load(const bf16* p) { return {load_half(p), load_half(p + 8)}; }
 OCTAVO_INLINE Vec load(const f16* p) {
-    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
 OCTAVO_INLINE void store(float* p, Vec a) {
     _mm256_storeu_ps(p, a.low);
@@ -146,9 +152,9 @@ constexpr int kTilePanels = 1;
 constexpr int kNarrowPanels = 1;
 constexpr int kQueryRows = 4;
 
-#define OCTAVO_LANES(EXPRESSION)                                     \
-    Vec r;                                                           \
-    for (int i = 0; i < int{kLanes}; ++i) r.lane[i] = (EXPRESSION);  \
+#define OCTAVO_LANES(EXPRESSION)                                    \
+    Vec r;                                                          \
+    for (int i = 0; i < int{kLanes}; ++i) r.lane[i] = (EXPRESSION); \
     return r
 
 OCTAVO_INLINE Vec set1(float x) { OCTAVO_LANES(x); }
@@ -229,8 +235,8 @@ OCTAVO_INLINE float reduce_max(Vec a) {
     return reduce(a, [](float x, float y) { return x > y ? x : y; });
 }
 
-// e^x to about 1 ulp: x = n·ln 2 + r, a polynomial fitted for the least relative error (4e-9) in r, scaled by 2^n in two
-// steps so that both ends are reached: infinity above, zero below. NaN stays NaN.
+// e^x to about 1 ulp: x = n·ln 2 + r, a polynomial fitted for the least relative error (4e-9) in r, scaled by 2^n in
+// two steps so that both ends are reached: infinity above, zero below. NaN stays NaN.
 OCTAVO_INLINE Vec exp(Vec x) {
     const Vec shift = set1(0x1.8p23f);  // adding it rounds to an integer, which then lies in the low bits
     x = min(set1(89.0f), max(set1(-104.0f), x));

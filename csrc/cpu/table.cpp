@@ -18,8 +18,8 @@ void read_loop(const void* data, int64_t num_bytes, float* sink) noexcept;
 
 extern const OpTable table;
 const OpTable table = {
-    OCTAVO_NAME(OCTAVO_ISA), pack,          embedding,       linear,   rms_norm, silu_mul,
-    gather_rows,             rope_write_kv, paged_attention, fma_loop, read_loop,
+    OCTAVO_NAME(OCTAVO_ISA), pack,     embedding, linear, rms_norm, silu_mul, gather_rows, rope_write_kv,
+    paged_attention,         fma_loop, read_loop,
 };
 
 }  // namespace octavo::OCTAVO_ISA

@@ -64,9 +64,9 @@ void spin_then(Done done, Sleep sleep) {
     while (!done()) sleep();
 }
 
-// A job is published by one store to `ticket_`: (serial number << 32 | units not yet claimed). A thread claims a unit by
-// lowering the count with a compare-and-swap, which fails if another job has been published in between; so what it read
-// of the job before is what belongs to the unit, and a thread that sleeps through a job is never waited for.
+// A job is published by one store to `ticket_`: (serial number << 32 | units not yet claimed). A thread claims a unit
+// by lowering the count with a compare-and-swap, which fails if another job has been published in between; so what it
+// read of the job before is what belongs to the unit, and a thread that sleeps through a job is never waited for.
 class ThreadPool {
 public:
     ThreadPool() { start(default_num_threads()); }
@@ -97,7 +97,9 @@ public:
         serial_.store(serial);
         serial_.notify_all();
         work();
-        const auto all_done = [&] { return num_done_.load(std::memory_order_acquire) == static_cast<uint32_t>(num_units); };
+        const auto all_done = [&] {
+            return num_done_.load(std::memory_order_acquire) == static_cast<uint32_t>(num_units);
+        };
         spin_then(all_done, [&] {
             const uint32_t num_done = num_done_.load(std::memory_order_acquire);
             if (num_done != static_cast<uint32_t>(num_units)) num_done_.wait(num_done);
@@ -138,7 +140,8 @@ private:
         while (static_cast<uint32_t>(ticket) != 0) {
             const auto fn = fn_.load(std::memory_order_relaxed);
             const auto context = context_.load(std::memory_order_relaxed);
-            if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire))
+            if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
+                                               std::memory_order_acquire))
                 continue;
             fn(context, static_cast<uint32_t>(ticket) - 1);
             ++num_done;

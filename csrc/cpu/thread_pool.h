@@ -8,7 +8,8 @@ namespace octavo {
 
 // Calls fn(context, unit) for each unit in [0, num_units), on any thread, in any order; returns when all are done.
 // Only inside an OpScope, and never from within fn.
-void parallel_for(int64_t num_units, void (*fn)(const void* context, int64_t unit) noexcept, const void* context) noexcept;
+void parallel_for(int64_t num_units, void (*fn)(const void* context, int64_t unit) noexcept,
+                  const void* context) noexcept;
 
 // Threads that the process may use: CPU affinity, cut to the cgroup's CPU quota.
 int default_num_threads();
