@@ -16,6 +16,7 @@ from functools import partial
 import torch
 
 from octavo.kernels import _cpu, cpu
+from octavo.runner.device import available_cpus
 
 SMOLLM2_SHAPES = [(576, 960, "qkv"), (576, 576, "o"), (576, 3072, "gate_up"), (1536, 576, "down"), (576, 49152, "head")]
 READ_BYTES = 512 << 20
@@ -25,7 +26,7 @@ WEIGHT_BYTES = 192 << 20
 def main() -> None:
     parser = argparse.ArgumentParser(description="CPU kernels against the machine's ceilings.")
     parser.add_argument("--isa", choices=cpu.supported_isas(), default=cpu.isa())
-    parser.add_argument("--threads", type=int, default=cpu.default_num_threads())
+    parser.add_argument("--threads", type=int, default=available_cpus())
     parser.add_argument("--rows", default="1,8,64,256", help="numbers of rows, comma-separated")
     parser.add_argument("--seconds", type=float, default=0.4, help="time spent on each figure")
     args = parser.parse_args()

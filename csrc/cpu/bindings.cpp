@@ -165,7 +165,6 @@ NB_MODULE(_cpu, m) {
     m.def("supported_isas", &supported_isas, "Instruction sets that this build and this CPU have, best first.");
     m.def("isa", [] { return active_table().name; }, "The instruction set in use.");
     m.def("set_isa", &set_isa, nb::arg("name"), "Use another instruction set; ValueError if it is not supported.");
-    m.def("default_num_threads", &default_num_threads, "Threads that CPU affinity and the cgroup's CPU quota allow.");
     m.def("num_threads", &num_threads);
     m.def("set_num_threads", &set_num_threads, nb::arg("n"), "Threads that share an op's work, the caller included.");
     m.def("packed_size",

@@ -69,8 +69,6 @@ void spin_then(Done done, Sleep sleep) {
 // read of the job before is what belongs to the unit, and a thread that sleeps through a job is never waited for.
 class ThreadPool {
 public:
-    ThreadPool() { start(default_num_threads()); }
-
     std::mutex& mutex() { return mutex_; }
     int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 

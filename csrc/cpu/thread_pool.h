@@ -11,12 +11,9 @@ namespace octavo {
 void parallel_for(int64_t num_units, void (*fn)(const void* context, int64_t unit) noexcept,
                   const void* context) noexcept;
 
-// Threads that the process may use: CPU affinity, cut to the cgroup's CPU quota.
-int default_num_threads();
-
 int num_threads();
 
-// Starts or ends pool threads, so that n threads (the caller included) share the units. Throws on n < 1.
+// Starts or ends pool threads, so that n threads (the caller included; 1 at first) share the units. Throws on n < 1.
 void set_num_threads(int n);
 
 // Held while an op runs: other threads wait, denormals are flushed as in the pool's threads.

@@ -7,10 +7,10 @@ to the process, not to an instance.
 import torch
 
 from octavo.kernels import _cpu
-from octavo.kernels._cpu import default_num_threads, isa, num_threads, set_isa, set_num_threads, supported_isas
+from octavo.kernels._cpu import isa, num_threads, set_isa, set_num_threads, supported_isas
 from octavo.kernels.ops import ATTENTION_PARTITION, Ops, Weight
 
-__all__ = ["CpuOps", "default_num_threads", "isa", "num_threads", "set_isa", "set_num_threads", "supported_isas"]
+__all__ = ["CpuOps", "isa", "num_threads", "set_isa", "set_num_threads", "supported_isas"]
 
 assert _cpu.ATTENTION_PARTITION == ATTENTION_PARTITION, "csrc/cpu/ops.h and kernels/ops.py disagree"
 

@@ -2,7 +2,8 @@
 
 import os
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 import torch
 
@@ -11,6 +12,33 @@ from octavo.kernels.ops import Ops
 __all__ = ["available_cpus", "free_memory_bytes", "measure_flops_per_s"]
 
 CGROUP = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+UNREADABLE = float("inf")
+
+
+def available_cpus() -> int:
+    """CPUs this process may use: its affinity, cut to the tightest CPU quota of its cgroup and those around it."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min([cpus, *map(_cpu_quota, _own_cgroups("cpu"))])))
+
+
+def free_memory_bytes() -> int:
+    """What this process can still allocate: the machine's available memory, or less where a cgroup has less left."""
+    return int(min([_meminfo_available(), *map(_cgroup_memory_left, _own_cgroups("memory"))]))
+
+
+def _own_cgroups(controller: str) -> Iterator[Path]:
+    """Folders of the cgroups that this process is in, innermost first, of version 2 and of version 1.
+
+    In a container the paths may be the host's, of which only the root is visible: it is the container's own.
+    """
+    for line in (_read(OWN_CGROUPS) or "0::/").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = CGROUP / controller if controllers else CGROUP
+        inner = PurePosixPath(path.lstrip("/"))
+        yield from (root / folder for folder in (inner, *inner.parents))
 
 
 def _read(path: Path) -> str | None:
@@ -20,35 +48,28 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def available_cpus() -> int:
-    """CPUs this process may use: its affinity, and the container's CPU quota, whichever is smaller."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cpu_quota()
-    return cpus if quota is None else max(1, min(cpus, int(quota)))
+def _number(path: Path) -> float:
+    """The file's number; infinity for a limit that is not set or a file that is not there."""
+    text = _read(path)
+    return int(text) if text is not None and text.isdigit() else UNREADABLE
 
 
-def _cpu_quota() -> float | None:
-    v2 = _read(CGROUP / "cpu.max")
-    if v2 is not None:
-        limit, _, period = v2.partition(" ")
-        return None if limit == "max" else int(limit) / int(period)
-    limit_v1, period_v1 = _read(CGROUP / "cpu/cpu.cfs_quota_us"), _read(CGROUP / "cpu/cpu.cfs_period_us")
-    if limit_v1 is None or period_v1 is None or int(limit_v1) <= 0:
-        return None
-    return int(limit_v1) / int(period_v1)
+def _cpu_quota(cgroup: Path) -> float:
+    quota, _, period = (_read(cgroup / "cpu.max") or "max 100000").partition(" ")
+    if quota != "max":
+        return int(quota) / int(period)
+    quota_us, period_us = _number(cgroup / "cpu.cfs_quota_us"), _number(cgroup / "cpu.cfs_period_us")
+    return quota_us / period_us if quota_us < UNREADABLE else UNREADABLE
 
 
-def free_memory_bytes() -> int:
-    """What this process can still allocate: the machine's available memory, or the container's limit less its use."""
-    free = _meminfo_available()
-    for limit_file, usage_file in (
-        (CGROUP / "memory.max", CGROUP / "memory.current"),
-        (CGROUP / "memory/memory.limit_in_bytes", CGROUP / "memory/memory.usage_in_bytes"),
-    ):
-        limit, usage = _read(limit_file), _read(usage_file)
-        if limit is not None and usage is not None and limit.isdigit():
-            free = min(free, int(limit) - int(usage) + _reclaimable_bytes(limit_file.parent))
-    return free
+def _cgroup_memory_left(cgroup: Path) -> float:
+    """The limit less what is used. Page cache counts as used, but the kernel drops it before it refuses memory."""
+    for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        left = _number(cgroup / limit) - _number(cgroup / usage)
+        if abs(left) < UNREADABLE:
+            rows = dict(line.split(" ", 1) for line in (_read(cgroup / "memory.stat") or "").splitlines())
+            return left + int(rows.get("inactive_file", 0))
+    return UNREADABLE
 
 
 def _meminfo_available() -> int:
@@ -57,12 +78,6 @@ def _meminfo_available() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     rows = dict(line.split(":", 1) for line in meminfo.splitlines())
     return int(rows["MemAvailable"].split()[0]) * 1024
-
-
-def _reclaimable_bytes(cgroup: Path) -> int:
-    """Page cache that the kernel drops before it refuses memory: counted as use by the cgroup, free to us."""
-    rows = dict(line.split(" ", 1) for line in (_read(cgroup / "memory.stat") or "").splitlines() if " " in line)
-    return int(rows.get("inactive_file", 0))
 
 
 def measure_flops_per_s(ops: Ops, hidden_size: int, dtype: torch.dtype, seconds: float = 0.05) -> float:

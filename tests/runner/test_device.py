@@ -10,8 +10,11 @@ from octavo.runner import device
 
 @pytest.fixture
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(device, "CGROUP", tmp_path)
-    return tmp_path
+    monkeypatch.setattr(device, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(device, "OWN_CGROUPS", tmp_path / "own")
+    (tmp_path / "cgroup").mkdir()
+    (tmp_path / "own").write_text("0::/\n")
+    return tmp_path / "cgroup"
 
 
 @pytest.mark.parametrize(("cpu_max", "expected"), [("max 100000", None), ("100000 100000", 1), ("50000 100000", 1)])
@@ -20,11 +23,22 @@ def test_the_containers_cpu_quota_bounds_the_threads(cgroup: Path, cpu_max: str,
     assert device.available_cpus() == (expected or len(os.sched_getaffinity(0)))
 
 
+def test_the_tightest_quota_around_the_process_counts(cgroup: Path) -> None:
+    (cgroup / "a.slice/b.scope").mkdir(parents=True)
+    (cgroup.parent / "own").write_text("0::/a.slice/b.scope\n")
+    (cgroup / "a.slice/cpu.max").write_text("100000 100000\n")
+    (cgroup / "a.slice/b.scope/cpu.max").write_text("max 100000\n")
+    assert device.available_cpus() == 1
+
+
 def test_an_old_cgroups_cpu_quota_counts_too(cgroup: Path) -> None:
+    (cgroup.parent / "own").write_text("4:cpu,cpuacct:/somewhere/on/the/host\n3:memory:/\n")
     (cgroup / "cpu").mkdir()
     (cgroup / "cpu/cpu.cfs_quota_us").write_text("100000\n")
     (cgroup / "cpu/cpu.cfs_period_us").write_text("100000\n")
     assert device.available_cpus() == 1
+    (cgroup / "cpu/cpu.cfs_quota_us").write_text("-1\n")
+    assert device.available_cpus() == len(os.sched_getaffinity(0))
 
 
 def test_the_containers_memory_limit_bounds_what_is_free(cgroup: Path) -> None:
