@@ -41,7 +41,7 @@ class ModelRunner:
         inputs = self.batch.prepare(step)
         logits = self.model(self._to_device(inputs.input_ids), self._context(inputs))
         rows = inputs.rows[inputs.sampled].tolist()
-        sampled = self.sampler.sample(logits.cpu(), rows, inputs.seq_lens[inputs.sampled])
+        sampled = self.sampler.sample(logits.cpu().numpy(), rows, inputs.seq_lens[inputs.sampled])
         self.batch.append(inputs, sampled.token_ids)
         return _output([step.request_ids[i] for i in inputs.sampled], sampled)
 

@@ -2,7 +2,7 @@
 
 Every row is computed from that row alone, by operations whose order does not depend on the batch, with noise that is a
 function of (seed, choice, position). Order of the steps is vLLM's: bias and bans, penalties, temperature, min_p, top_k,
-top_p. Knows rows and positions, not requests.
+top_p. Knows rows and positions, not requests. numpy, on the host: its sums over a row have one order, and are fast.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from octavo.core.step import NewRequest, TokenLogprobs
 from octavo.runner.philox import uniform
@@ -18,8 +17,13 @@ from octavo.sampling_params import SamplingParams
 
 __all__ = ["SampledTokens", "Sampler"]
 
-NUM_CANDIDATES = 1024
-"""Most likely tokens that filters look at first; a row that needs more sorts its whole vocabulary."""
+SUM_BLOCK = 256
+"""Weights that are added up together when a row is searched for the drawn token."""
+THRESHOLDS = (1e-3, 1e-6, -1.0)
+"""Weights, the largest being 1, above which filters look for their tokens; the last takes all."""
+
+Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,10 @@ class _Row:
     seed: int
     choice: int
     num_prompt_tokens: int
-    bias: tuple[torch.Tensor, torch.Tensor] | None  # token ids [B] int64, values [B] float32
-    banned: torch.Tensor | None  # [B] int64: not before min_tokens
-    in_prompt: torch.Tensor | None  # [V] bool, for the repetition penalty
-    counts: torch.Tensor | None  # [V] int32: occurrences in the output, for the penalties
+    bias: tuple[npt.NDArray[np.int64], Float32Array] | None  # token ids [B], values [B]
+    banned: npt.NDArray[np.int64] | None  # [B]: not before min_tokens
+    in_prompt: npt.NDArray[np.bool_] | None  # [V], for the repetition penalty
+    counts: npt.NDArray[np.int32] | None  # [V]: occurrences in the output, for the penalties
 
 
 class Sampler:
@@ -54,33 +58,31 @@ class Sampler:
         params = request.sampling_params
         bias, banned, in_prompt, counts = None, None, None, None
         if params.logit_bias:
-            bias = (torch.tensor(list(params.logit_bias)), torch.tensor(list(params.logit_bias.values())))
+            bias = (np.array(list(params.logit_bias)), np.array(list(params.logit_bias.values()), np.float32))
         if params.min_tokens and request.stop_token_ids:
-            banned = torch.tensor(sorted(request.stop_token_ids))
+            banned = np.array(request.stop_token_ids)
         if params.has_penalties:
-            counts = torch.zeros(self.vocab_size, dtype=torch.int32)
-            in_prompt = torch.zeros(self.vocab_size, dtype=torch.bool)
-            in_prompt[torch.tensor(request.prompt_token_ids)] = True
+            counts = np.zeros(self.vocab_size, np.int32)
+            in_prompt = np.zeros(self.vocab_size, np.bool_)
+            in_prompt[request.prompt_token_ids] = True
         num_prompt_tokens = len(request.prompt_token_ids)
         self._rows[row] = _Row(params, request.seed, request.choice, num_prompt_tokens, bias, banned, in_prompt, counts)
 
     def remove(self, row: int) -> None:
         del self._rows[row]
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[int], positions: npt.NDArray[np.int32]) -> SampledTokens:
-        """logits [S, V] float32, overwritten; rows [S]; positions [S]: of the tokens being sampled."""
+    def sample(self, logits: Float32Array, rows: Sequence[int], positions: npt.NDArray[np.int32]) -> SampledTokens:
+        """logits [S, V], overwritten; rows [S]; positions [S]: of the tokens being sampled."""
         states = [self._rows[row] for row in rows]
-        raw_best, raw_choice = logits.max(dim=-1)  # the first of equals; a NaN wins and is seen
-        failed = ~torch.isfinite(raw_best).numpy()
-        raw = {i: logits[i].clone() for i, state in enumerate(states) if state.params.logprobs is not None}
-        processed = [i for i, state in enumerate(states) if self._process(logits[i], state, int(positions[i]))]
-        token_ids = raw_choice.numpy().copy()
-        greedy = [i for i in processed if states[i].params.is_greedy]
-        if greedy:
-            token_ids[greedy] = logits[greedy].argmax(dim=-1).numpy()
+        token_ids = logits.argmax(axis=-1)  # the first of equals; a NaN wins and is seen
+        failed = ~np.isfinite(logits[np.arange(len(states)), token_ids])
+        raw = {i: logits[i].copy() for i, state in enumerate(states) if state.params.logprobs is not None}
+        for i, state in enumerate(states):
+            if _process(logits[i], state, int(positions[i])):
+                token_ids[i] = logits[i].argmax()
         random = [i for i, state in enumerate(states) if not state.params.is_greedy and not failed[i]]
         if random:
-            token_ids[random] = self._draw(logits[random], [states[i] for i in random], positions[random])
+            self._draw(logits, [states[i] for i in random], random, positions, token_ids)
         for i, state in enumerate(states):
             if state.counts is not None:
                 state.counts[token_ids[i]] += 1
@@ -90,112 +92,115 @@ class Sampler:
         ]
         return SampledTokens(token_ids, logprobs, failed)
 
-    def _process(self, logits: torch.Tensor, state: _Row, position: int) -> bool:
-        """Apply bias, bans and penalties to one row [V] in place; returns whether there were any."""
-        changed = False
-        if state.bias is not None:
-            ids, values = state.bias
-            logits[ids] += values
-            changed = True
-        if state.banned is not None and position - state.num_prompt_tokens < state.params.min_tokens:
-            logits[state.banned] = float("-inf")
-            changed = True
-        if state.counts is not None and state.in_prompt is not None:
-            self._penalise(logits, state.params, state.counts, state.in_prompt)
-            changed = True
-        return changed
-
     @staticmethod
-    def _penalise(logits: torch.Tensor, params: SamplingParams, counts: torch.Tensor, in_prompt: torch.Tensor) -> None:
-        if params.repetition_penalty != 1.0:
-            seen = in_prompt | (counts > 0)
-            penalty = params.repetition_penalty
-            penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits.copy_(torch.where(seen, penalised, logits))
-        if params.frequency_penalty:
-            logits -= params.frequency_penalty * counts
-        if params.presence_penalty:
-            logits -= params.presence_penalty * (counts > 0)
-
     def _draw(
-        self, logits: torch.Tensor, states: Sequence[_Row], positions: npt.NDArray[np.int32]
-    ) -> npt.NDArray[np.int64]:
-        """Draw from rows [S, V] by inverting their cumulative distributions at one uniform number each."""
-        params = [state.params for state in states]
+        logits: Float32Array,
+        states: Sequence[_Row],
+        rows: Sequence[int],
+        positions: npt.NDArray[np.int32],
+        token_ids: npt.NDArray[np.int64],
+    ) -> None:
+        """Replace the most likely token of these rows by one drawn at the row's own noise."""
         noise = uniform(
             np.array([state.seed for state in states], dtype=np.int64).astype(np.uint64),
             np.array([state.choice for state in states], dtype=np.uint32),
-            positions.astype(np.uint32),
+            positions[rows].astype(np.uint32),
         )
-        temperature = torch.tensor([p.temperature for p in params]).unsqueeze(1)
-        probs = torch.softmax(logits / temperature, dim=-1)
-        token_ids = np.empty(len(states), dtype=np.int64)
-        free = [i for i, p in enumerate(params) if not _filters(p)]
-        if free:
-            token_ids[free] = _invert(probs[free].double(), noise[free])
-        filtered = [i for i, p in enumerate(params) if _filters(p)]
-        for width in (min(NUM_CANDIDATES, probs.shape[1]), probs.shape[1]):
-            if not filtered:
-                break
-            kept, candidate_ids, complete = _filter(probs[filtered], [params[i] for i in filtered], width)
-            done = [i for i, ok in enumerate(complete) if ok]
-            if done:
-                rows = [filtered[i] for i in done]
-                ranks = torch.from_numpy(_invert(kept[done], noise[rows]))
-                token_ids[rows] = candidate_ids[done].gather(1, ranks.unsqueeze(1)).squeeze(1).numpy()
-            filtered = [row for row, ok in zip(filtered, complete, strict=True) if not ok]
-        return token_ids
+        for row, state, number in zip(rows, states, noise.tolist(), strict=True):
+            weights = logits[row]
+            weights -= weights[token_ids[row]]
+            weights /= np.float32(state.params.temperature)
+            np.exp(weights, out=weights)
+            token_ids[row] = _draw_filtered(weights, state.params, number)
 
 
-def _filters(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+def _process(logits: Float32Array, state: _Row, position: int) -> bool:
+    """Apply bias, bans and penalties to one row [V] in place; returns whether there were any."""
+    changed = False
+    if state.bias is not None:
+        ids, values = state.bias
+        logits[ids] += values
+        changed = True
+    if state.banned is not None and position - state.num_prompt_tokens < state.params.min_tokens:
+        logits[state.banned] = -np.inf
+        changed = True
+    if state.counts is not None and state.in_prompt is not None:
+        _penalise(logits, state.params, state.counts, state.in_prompt)
+        changed = True
+    return changed
 
 
-def _filter(
-    probs: torch.Tensor, params: Sequence[SamplingParams], width: int
-) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
-    """Apply min_p, top_k and top_p to the `width` most likely tokens of rows [S, V].
-
-    Returns probabilities [S, width] float64 with zeros where a token is filtered out, the tokens' ids [S, width], most
-    likely first and the lower id first among equals, and for each row whether `width` tokens were enough to tell.
-    """
-    vocab_size = probs.shape[1]
-    top, ids = probs.topk(width, dim=-1)
-    ids, by_id = ids.sort(dim=-1)
-    top, by_prob = top.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
-    ids, top = ids.gather(1, by_prob), top.double()
-    ranks = torch.arange(width)
-    top_k = torch.tensor([p.top_k if p.top_k > 0 else vocab_size for p in params]).unsqueeze(1)
-    min_p = torch.tensor([p.min_p for p in params], dtype=torch.float64).unsqueeze(1)
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64).unsqueeze(1)
-    keep = (top >= min_p * top[:, :1]) & (ranks < top_k)
-    closed = (top_k <= width) | ~keep[:, -1:]  # no token beyond `width` passes min_p and top_k
-    kept = top * keep
-    cumulative = kept.cumsum(dim=-1)
-    # Where every passing token is at hand, top_p is a share of theirs; otherwise of the whole distribution.
-    total = torch.where(closed, cumulative[:, -1:], torch.ones_like(top_p))
-    nucleus = (cumulative - kept < top_p * total) | (ranks == 0)
-    needs_whole = ~closed & (min_p > 0)
-    complete = closed | (width == vocab_size) | (~needs_whole & (cumulative[:, -1:] >= top_p) & (top_p < 1.0))
-    return kept * nucleus, ids, complete.squeeze(1).tolist()
+def _penalise(
+    logits: Float32Array, params: SamplingParams, counts: npt.NDArray[np.int32], in_prompt: npt.NDArray[np.bool_]
+) -> None:
+    if params.repetition_penalty != 1.0:
+        seen = np.flatnonzero(in_prompt | (counts > 0))
+        penalty = np.float32(params.repetition_penalty)
+        logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    if params.frequency_penalty or params.presence_penalty:
+        seen = np.flatnonzero(counts)
+        logits[seen] -= np.float32(params.frequency_penalty) * counts[seen] + np.float32(params.presence_penalty)
 
 
-def _invert(probs: torch.Tensor, noise: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """The first index of each row [S, N] float64 whose cumulative sum exceeds the row's noise times its total."""
-    cumulative = probs.cumsum(dim=-1)
-    target = torch.from_numpy(noise).unsqueeze(1) * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-    last_possible = (probs > 0).long().cumsum(dim=-1).argmax(dim=-1)  # rounding must not choose beyond it
-    return torch.minimum(index, last_possible).numpy()
+def _draw_filtered(weights: Float32Array, params: SamplingParams, noise: float) -> int:
+    """A token of one row of weights [V], the largest being 1, among those that min_p, top_k and top_p leave."""
+    if params.top_k <= 0 and params.top_p == 1.0 and params.min_p == 0.0:
+        return _draw_any(weights, noise)
+    for threshold in THRESHOLDS:
+        ids = np.flatnonzero(weights > threshold)
+        order = np.argsort(-weights[ids], kind="stable")  # the lower id first among equals
+        sorted_weights = weights[ids[order]].astype(np.float64)
+        num_kept = int(np.count_nonzero(sorted_weights >= params.min_p))
+        if params.top_k > 0:
+            num_kept = min(num_kept, params.top_k)
+        cumulative = sorted_weights[:num_kept].cumsum()
+        total = cumulative[-1]
+        # Whether every token that min_p and top_k leave is at hand, so that `total` is theirs.
+        is_whole = threshold < 0 or params.min_p > threshold or 0 < params.top_k <= len(ids)
+        if not is_whole:
+            if params.top_k > 0 or params.min_p > 0:
+                continue
+            total = float(_block_sums(weights).sum())
+            if cumulative[-1] < params.top_p * total:
+                continue
+        nucleus = min(int(np.searchsorted(cumulative, params.top_p * total)) + 1, num_kept)
+        return int(ids[order[_invert(cumulative[:nucleus], noise)]])
+    raise AssertionError("the last threshold takes every token")
 
 
-def _token_logprobs(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprobs:
+def _draw_any(weights: Float32Array, noise: float) -> int:
+    """A token of the whole row: first the block it lies in, then its place there."""
+    sums = _block_sums(weights).cumsum()
+    target = noise * sums[-1]
+    block = _invert(sums, noise)
+    inside = weights[block * SUM_BLOCK : (block + 1) * SUM_BLOCK].astype(np.float64).cumsum()
+    target -= sums[block - 1] if block else 0.0
+    return block * SUM_BLOCK + _invert(inside, min(max(target / inside[-1], 0.0), 1.0))
+
+
+def _block_sums(weights: Float32Array) -> Float64Array:
+    """Sums of SUM_BLOCK weights each, the last one shorter."""
+    num_whole = len(weights) // SUM_BLOCK * SUM_BLOCK
+    sums = weights[:num_whole].reshape(-1, SUM_BLOCK).sum(axis=1).astype(np.float64)
+    return sums if num_whole == len(weights) else np.append(sums, weights[num_whole:].sum(dtype=np.float64))
+
+
+def _invert(cumulative: Float64Array, noise: float) -> int:
+    """The first index whose cumulative sum exceeds `noise` times the total; never one of weight 0."""
+    total = cumulative[-1]
+    index = int(np.searchsorted(cumulative, noise * total, side="right"))
+    return min(index, int(np.searchsorted(cumulative, total)))  # rounding must not lead beyond the last with a weight
+
+
+def _token_logprobs(logits: Float32Array, token_id: int, num_top: int) -> TokenLogprobs:
     """Log-probabilities of one row [V] of raw logits."""
-    logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = logprobs[token_id]
-    rank = int((logprobs > chosen).sum()) + 1
+    largest = logits.max()
+    log_total = largest + np.log(np.exp(logits - largest).sum())
+    chosen = logits[token_id]
+    rank = int(np.count_nonzero(logits > chosen)) + 1
     top: list[tuple[int, float]] = []
     if num_top:
-        values, ids = logprobs.topk(min(num_top, len(logprobs)))
-        top = sorted(zip(ids.tolist(), values.tolist(), strict=True), key=lambda entry: (-entry[1], entry[0]))
-    return TokenLogprobs(float(chosen), rank, top)
+        num_top = min(num_top, len(logits))
+        ids = np.argpartition(logits, -num_top)[-num_top:]
+        top = [(int(i), float(logits[i] - log_total)) for i in sorted(ids, key=lambda i: (-logits[i], i))]
+    return TokenLogprobs(float(chosen - log_total), rank, top)

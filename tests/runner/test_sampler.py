@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
 from octavo.core.step import NewRequest
 from octavo.runner.philox import uniform
@@ -23,8 +22,14 @@ def _sampler(params: list[SamplingParams], prompt: list[int] | None = None, stop
     return sampler
 
 
-def _logits(rows: int, seed: int, spread: float = 3.0) -> torch.Tensor:
-    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
+def _logits(rows: int, seed: int, spread: float = 3.0) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((rows, VOCAB), dtype=np.float32) * np.float32(spread)
+
+
+def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    exact = logits.astype(np.float64)
+    result: npt.NDArray[np.float64] = exact - exact.max() - np.log(np.exp(exact - exact.max()).sum())
+    return result
 
 
 def _positions(rows: int, position: int = 10) -> npt.NDArray[np.int32]:
@@ -70,10 +75,10 @@ def test_a_drawn_token_is_the_definitions_for_the_same_noise(options: dict[str, 
     params = SamplingParams(**options)
     logits = _logits(40, seed=3)
     sampler = _sampler([params] * 40)
-    token_ids = sampler.sample(logits.clone(), range(40), _positions(40)).token_ids
+    token_ids = sampler.sample(logits.copy(), range(40), _positions(40)).token_ids
     noise = uniform(np.arange(100, 140, dtype=np.uint64), np.zeros(40, np.uint32), np.full(40, 10, np.uint32))
     for row, token_id in enumerate(token_ids):
-        kept = _kept_by_definition(logits[row].numpy(), params)
+        kept = _kept_by_definition(logits[row], params)
         filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         order = list(kept) if filtered else sorted(kept)
         cumulative = np.cumsum([kept[i] for i in order])
@@ -87,11 +92,11 @@ def test_a_drawn_token_is_the_definitions_for_the_same_noise(options: dict[str, 
 
 
 def test_draws_follow_the_distribution() -> None:
-    logits = torch.full((1, VOCAB), -math.inf)
-    logits[0, :4] = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
+    logits = np.full((1, VOCAB), -math.inf, np.float32)
+    logits[0, :4] = np.log([0.1, 0.2, 0.3, 0.4])
     rows = 4000
     sampler = _sampler([SamplingParams()] * rows)
-    token_ids = sampler.sample(logits.repeat(rows, 1), range(rows), _positions(rows)).token_ids
+    token_ids = sampler.sample(logits.repeat(rows, axis=0), range(rows), _positions(rows)).token_ids
     share = np.bincount(token_ids, minlength=4)[:4] / rows
     assert np.abs(share - [0.1, 0.2, 0.3, 0.4]).max() < 0.03
 
@@ -99,16 +104,16 @@ def test_draws_follow_the_distribution() -> None:
 def test_a_rows_result_does_not_depend_on_the_batch() -> None:
     params = [SamplingParams(**FILTERS[i % len(FILTERS)], logprobs=5) for i in range(48)]
     logits = _logits(48, seed=9)
-    together = _sampler(params).sample(logits.clone(), range(48), _positions(48))
+    together = _sampler(params).sample(logits.copy(), range(48), _positions(48))
     sampler = _sampler(params)
     for row in range(48):
-        alone = sampler.sample(logits[row : row + 1].clone(), [row], _positions(1))
+        alone = sampler.sample(logits[row : row + 1].copy(), [row], _positions(1))
         assert alone.token_ids[0] == together.token_ids[row]
         assert alone.logprobs[0] == together.logprobs[row]
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
-    logits = torch.zeros(2, VOCAB)
+    logits = np.zeros((2, VOCAB), np.float32)
     logits[1, [700, 20, 1500]] = 4.0
     params = [SamplingParams(temperature=0.0)] * 2
     assert _sampler(params).sample(logits, range(2), _positions(2)).token_ids.tolist() == [0, 20]
@@ -116,7 +121,7 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
 
 def test_a_nan_fails_its_own_row_only() -> None:
     logits = _logits(3, seed=1)
-    expected = logits.argmax(dim=-1)
+    expected = logits.argmax(axis=-1)
     logits[1, 2999] = math.nan
     sampled = _sampler([SamplingParams(temperature=0.0)] * 3).sample(logits, range(3), _positions(3))
     assert sampled.failed.tolist() == [False, True, False]
@@ -124,44 +129,44 @@ def test_a_nan_fails_its_own_row_only() -> None:
 
 
 def test_logit_bias_and_penalties_change_the_choice_as_defined() -> None:
-    base = torch.zeros(1, VOCAB)
+    base = np.zeros((1, VOCAB), np.float32)
     base[0, 5], base[0, 6], base[0, 7] = 3.0, 2.9, 2.8
     greedy = {"temperature": 0.0}
     biased = _sampler([SamplingParams(**greedy, logit_bias={7: 1.0})])
-    assert biased.sample(base.clone(), [0], _positions(1)).token_ids[0] == 7
+    assert biased.sample(base.copy(), [0], _positions(1)).token_ids[0] == 7
     repeated = _sampler([SamplingParams(**greedy, repetition_penalty=1.5)], prompt=[5])
-    assert [int(repeated.sample(base.clone(), [0], _positions(1)).token_ids[0]) for _ in range(3)] == [6, 7, 5]
+    assert [int(repeated.sample(base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(3)] == [6, 7, 5]
     present = _sampler([SamplingParams(**greedy, presence_penalty=0.15)], prompt=[5])
-    assert [int(present.sample(base.clone(), [0], _positions(1)).token_ids[0]) for _ in range(3)] == [5, 6, 5]
+    assert [int(present.sample(base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(3)] == [5, 6, 5]
     frequent = _sampler([SamplingParams(**greedy, frequency_penalty=0.15)])
-    assert [int(frequent.sample(base.clone(), [0], _positions(1)).token_ids[0]) for _ in range(4)] == [5, 6, 5, 7]
+    assert [int(frequent.sample(base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(4)] == [5, 6, 5, 7]
 
 
 def test_stop_tokens_are_not_sampled_before_min_tokens() -> None:
-    logits = torch.zeros(1, VOCAB)
+    logits = np.zeros((1, VOCAB), np.float32)
     logits[0, 9], logits[0, 4] = 5.0, 1.0
     sampler = _sampler([SamplingParams(temperature=0.0, min_tokens=2)], prompt=[1, 2, 3], stop=(9,))
-    tokens = [int(sampler.sample(logits.clone(), [0], _positions(1, p)).token_ids[0]) for p in (3, 4, 5)]
+    tokens = [int(sampler.sample(logits.copy(), [0], _positions(1, p)).token_ids[0]) for p in (3, 4, 5)]
     assert tokens == [4, 4, 9]
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:
     logits = _logits(1, seed=5)
-    reference = torch.log_softmax(logits[0].double(), dim=-1)
+    reference = _log_softmax(logits[0])
     params = SamplingParams(temperature=0.2, top_k=2, logprobs=3, logit_bias={17: 50.0})
-    sampled = _sampler([params]).sample(logits.clone(), [0], _positions(1))
+    sampled = _sampler([params]).sample(logits.copy(), [0], _positions(1))
     entry = sampled.logprobs[0]
     assert entry is not None
     assert sampled.token_ids[0] == 17
     assert entry.logprob == pytest.approx(float(reference[17]), abs=1e-5)
     assert entry.rank == int((reference > reference[17]).sum()) + 1
-    assert [i for i, _ in entry.top] == reference.topk(3).indices.tolist()
+    assert [i for i, _ in entry.top] == np.argsort(-reference)[:3].tolist()
 
 
 def test_extreme_temperatures_neither_fail_nor_divide_by_zero() -> None:
     logits = _logits(3, seed=6)
     best = int(logits[0].argmax())
     params = [SamplingParams(temperature=t) for t in (1e-300, 1e-4, 100.0)]
-    sampled = _sampler(params).sample(logits[:1].repeat(3, 1), range(3), _positions(3))
+    sampled = _sampler(params).sample(logits[:1].repeat(3, axis=0), range(3), _positions(3))
     assert sampled.token_ids[:2].tolist() == [best, best]
     assert not sampled.failed.any()

@@ -15,7 +15,7 @@ from octavo.cli.bench.load import LoadClient
 from octavo.cli.http_client import HttpClient, ServerError
 from octavo.errors import OctavoError
 
-__all__ = ["MILESTONES", "Start", "measure_start"]
+__all__ = ["MILESTONES", "Start", "free_port", "measure_start"]
 
 POLL_S = 0.01
 STOP_TIMEOUT_S = 30.0
@@ -35,7 +35,7 @@ def measure_start(command: Sequence[str], timeout_s: float) -> Start:
 
     Raises OctavoError with the server's last lines if it ends early or is not ready in time.
     """
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryFile() as log:
         start_s = time.perf_counter()
         server = subprocess.Popen(
@@ -67,7 +67,7 @@ def _stages(log: str) -> dict[str, float]:
     return {name: float(seconds) for name, seconds in re.findall(r"([a-z][a-z ]*) (\d+\.\d+) s", line)}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
