@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from octavo.errors import InvalidRequestError
 
-__all__ = ["SamplingParams"]
+__all__ = ["SamplingParams", "StructuredOutputs"]
 
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_STOP_STRINGS = 64
@@ -30,6 +30,30 @@ def _check_number(name: str, value: float, low: float, high: float, allowed: str
 def _check_int(name: str, value: int, low: int, high: float, allowed: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         _fail(name, value, allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """What the output must conform to: exactly one of these. Field names are vLLM's."""
+
+    json: str | None = None
+    """A JSON schema, as JSON text."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    """A grammar in Lark's syntax, as llguidance reads it."""
+
+    def __post_init__(self) -> None:
+        if self.choice is not None:
+            object.__setattr__(self, "choice", tuple(self.choice))
+        given = [self.json is not None, self.json_object, self.regex is not None, bool(self.choice)]
+        if sum([*given, self.grammar is not None]) != 1:
+            raise InvalidRequestError(
+                "structured_outputs must set exactly one of json, json_object, regex, choice and grammar.",
+                param="structured_outputs",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
