@@ -1,7 +1,9 @@
 """LLM: the offline API, on tiny random models."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,20 @@ from octavo import LLM, ConfigError, ContextLengthError, InvalidRequestError, Re
 from tests.tiny_models import make_folder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+class Altered:
+    """A model whose hidden states pass through a function of them and the step's token ids."""
+
+    def __init__(self, model: Any, alter: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        self.model = model
+        self.logits = model.logits
+        self.alter = alter
+
+    def __call__(self, input_ids: torch.Tensor, ctx: object) -> torch.Tensor:
+        hidden_states: torch.Tensor = self.model(input_ids, ctx)
+        self.alter(input_ids, hidden_states)
+        return hidden_states
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +97,7 @@ def test_an_interrupt_ends_a_run_between_steps_and_leaves_nothing_behind(llm: LL
     runner = llm.engine.executor._runner  # type: ignore[attr-defined]
     model = runner.model
 
-    def interrupted(input_ids: torch.Tensor, ctx: object) -> torch.Tensor:
-        signal.raise_signal(signal.SIGINT)
-        result: torch.Tensor = model(input_ids, ctx)
-        return result
-
-    runner.model = interrupted
+    runner.model = Altered(model, lambda input_ids, hidden_states: signal.raise_signal(signal.SIGINT))
     try:
         with pytest.raises(KeyboardInterrupt):
             llm.generate("the lazy dog", GREEDY, use_tqdm=False)
@@ -116,11 +127,11 @@ def test_a_failing_step_fails_its_requests_and_the_next_ones_are_served(llm: LLM
     runner = llm.engine.executor._runner  # type: ignore[attr-defined]
     model = runner.model
 
-    def broken(input_ids: torch.Tensor, ctx: object) -> torch.Tensor:
+    def fail(input_ids: torch.Tensor, hidden_states: torch.Tensor) -> None:
         raise RuntimeError("a kernel fell over")
 
     expected = llm.generate("the lazy dog", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
-    runner.model = broken
+    runner.model = Altered(model, fail)
     with pytest.raises(RequestFailedError, match="a kernel fell over"):
         llm.generate("the lazy dog", GREEDY, use_tqdm=False)
     runner.model = model
@@ -133,12 +144,10 @@ def test_a_nan_fails_its_own_request_only(llm: LLM, tmp_path: Path) -> None:
     model = runner.model
     expected = [o.outputs[0].token_ids for o in llm.generate([[7] * 5, [8] * 9], GREEDY, use_tqdm=False)]
 
-    def poisoned(input_ids: torch.Tensor, ctx: object) -> torch.Tensor:
-        logits: torch.Tensor = model(input_ids, ctx)
-        logits[input_ids[ctx.logits_rows.long()] == 9] = float("nan")  # type: ignore[attr-defined]
-        return logits
+    def poison(input_ids: torch.Tensor, hidden_states: torch.Tensor) -> None:
+        hidden_states[input_ids == 9] = float("nan")
 
-    runner.model = poisoned
+    runner.model = Altered(model, poison)
     try:
         with pytest.raises(RequestFailedError, match="not finite"):
             llm.generate([[7] * 5, [9] * 7], GREEDY, use_tqdm=False)

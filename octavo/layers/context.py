@@ -21,5 +21,4 @@ class StepContext:
     block_table: torch.Tensor  # [R, max_blocks] int32
     query_start: torch.Tensor  # [R + 1] int32: first token of each request
     seq_lens: torch.Tensor  # [R] int32: tokens of each request in the cache after this step
-    logits_rows: torch.Tensor  # [S] int32: tokens whose logits are wanted
     kv_caches: list[torch.Tensor]  # one a layer, of `Ops.kv_cache_shape`

@@ -18,11 +18,11 @@ class Embedding:
 
 
 class LMHead:
-    """Logits of the rows that are sampled. Shares the embedding's matrix where the model ties them."""
+    """Logits of chosen rows. Shares the embedding's matrix where the model ties them."""
 
     def __init__(self, weight: Weight) -> None:
         self.weight = weight
 
-    def __call__(self, hidden_states: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T, H] -> [S, V] float32
-        rows = ctx.ops.gather_rows(hidden_states, ctx.logits_rows)
-        return ctx.ops.linear(rows, self.weight, None, torch.float32)
+    def __call__(self, hidden_states: torch.Tensor, rows: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """hidden_states [T, H], rows [S] int32 -> [S, V] float32."""
+        return ctx.ops.linear(ctx.ops.gather_rows(hidden_states, rows), self.weight, None, torch.float32)

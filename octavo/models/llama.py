@@ -43,7 +43,7 @@ class Model:
         else:
             self.lm_head = LMHead(weights.matrix(["lm_head.weight"], config.hidden_size, [config.vocab_size]))
 
-    def __call__(self, input_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T] int32 -> [S, V] float32
+    def __call__(self, input_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T] int32 -> [T, H]
         residual = self.embedding(input_ids, ctx)
         hidden_states = self.layers[0].input_norm(residual, ctx)
         for layer, next_norm in zip(self.layers, self._norms_after_layers(), strict=True):
@@ -51,7 +51,10 @@ class Model:
             hidden_states = layer.mlp_norm.add(attended, residual, ctx)
             activated = ctx.ops.silu_mul(layer.gate_up(hidden_states, ctx))
             hidden_states = next_norm.add(layer.down(activated, ctx), residual, ctx)
-        return self.lm_head(hidden_states, ctx)
+        return hidden_states
+
+    def logits(self, hidden_states: torch.Tensor, rows: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        return self.lm_head(hidden_states, rows, ctx)
 
     def _norms_after_layers(self) -> list[RMSNorm]:
         """The addition that ends a layer is fused with the norm that follows: the next layer's, or the last."""

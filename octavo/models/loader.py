@@ -23,7 +23,11 @@ class CausalLM(Protocol):
     """What every file in `octavo/models` provides as `Model`."""
 
     def __call__(self, input_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """input_ids [T] int32 -> logits [S, vocab_size] float32 of the tokens in `ctx.logits_rows`."""
+        """input_ids [T] int32 -> hidden states [T, hidden_size] after the last norm."""
+        ...
+
+    def logits(self, hidden_states: torch.Tensor, rows: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """hidden_states as returned, rows [S] int32 -> logits [S, vocab_size] float32 of these tokens."""
         ...
 
 

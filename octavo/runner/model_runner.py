@@ -39,7 +39,9 @@ class ModelRunner:
         """Compute one step. Steps are executed in the order in which they were scheduled."""
         self._update_requests(step)
         inputs = self.batch.prepare(step)
-        logits = self.model(self._to_device(inputs.input_ids), self._context(inputs))
+        ctx = self._context(inputs)
+        hidden_states = self.model(self._to_device(inputs.input_ids), ctx)
+        logits = self.model.logits(hidden_states, self._to_device(inputs.logits_rows), ctx)
         rows = inputs.rows[inputs.sampled].tolist()
         sampled = self.sampler.sample(logits.cpu().numpy(), rows, inputs.seq_lens[inputs.sampled])
         self.batch.append(inputs, sampled.token_ids)
@@ -68,7 +70,6 @@ class ModelRunner:
             block_table=self._to_device(inputs.block_table),
             query_start=self._to_device(inputs.query_start),
             seq_lens=self._to_device(inputs.seq_lens),
-            logits_rows=self._to_device(inputs.logits_rows),
             kv_caches=self.kv_caches,
         )
 

@@ -37,9 +37,9 @@ def sequence_logits(
             block_table=table.unsqueeze(0),
             query_start=torch.tensor([0, len(ids)], dtype=torch.int32),
             seq_lens=torch.tensor([start + len(ids)], dtype=torch.int32),
-            logits_rows=torch.arange(len(ids), dtype=torch.int32),
             kv_caches=caches,
         )
         with torch.inference_mode():
-            logits.append(model(ids, ctx))
+            rows = torch.arange(len(ids), dtype=torch.int32)
+            logits.append(model.logits(model(ids, ctx), rows, ctx))
     return torch.cat(logits)

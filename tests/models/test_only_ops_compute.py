@@ -69,6 +69,11 @@ class _Watching:
             result: torch.Tensor = self.model(input_ids, ctx)
             return result
 
+    def logits(self, hidden_states: torch.Tensor, rows: torch.Tensor, ctx: Any) -> torch.Tensor:
+        with OnlyOps():
+            result: torch.Tensor = self.model.logits(hidden_states, rows, ctx)
+            return result
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_computes_through_ops_alone(family: str, tmp_path: Path) -> None:
@@ -82,6 +87,8 @@ def test_a_computing_call_outside_of_ops_is_named(tmp_path: Path) -> None:
     model = load_model(checkpoint, WatchedOps(), torch.float32, 512)
 
     class Careless:
+        logits = model.logits
+
         def __call__(self, input_ids: torch.Tensor, ctx: Any) -> torch.Tensor:
             return model(input_ids, ctx) * 2.0
 
