@@ -166,6 +166,7 @@ NB_MODULE(_cpu, m) {
     m.def("isa", [] { return active_table().name; }, "The instruction set in use.");
     m.def("set_isa", &set_isa, nb::arg("name"), "Use another instruction set; ValueError if it is not supported.");
     m.def("num_threads", &num_threads);
+    m.def("progress", &progress, "A number that changes while an op runs; for a watcher in another thread.");
     m.def("set_num_threads", &set_num_threads, nb::arg("n"), "Threads that share an op's work, the caller included.");
     m.def("packed_size",
           [](int64_t num_rows, int64_t num_cols, int dtype) { return packed_size(num_rows, num_cols, DType(dtype)); });

@@ -71,6 +71,9 @@ class ThreadPool {
 public:
     std::mutex& mutex() { return mutex_; }
     int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+    uint64_t progress() const {
+        return ticket_.load(std::memory_order_relaxed) + num_inline_.load(std::memory_order_relaxed);
+    }
 
     void resize(int n) {
         stop_.store(true);
@@ -84,7 +87,10 @@ public:
 
     void run(int64_t num_units, void (*fn)(const void*, int64_t) noexcept, const void* context) noexcept {
         if (num_units <= 1 || workers_.empty()) {
-            for (int64_t unit = 0; unit < num_units; ++unit) fn(context, unit);
+            for (int64_t unit = 0; unit < num_units; ++unit) {
+                num_inline_.store(num_inline_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+                fn(context, unit);
+            }
             return;
         }
         fn_.store(fn, std::memory_order_relaxed);
@@ -161,6 +167,7 @@ private:
     std::atomic<void (*)(const void*, int64_t) noexcept> fn_ = nullptr;
     std::atomic<const void*> context_ = nullptr;
     alignas(64) std::atomic<uint32_t> num_done_ = 0;
+    std::atomic<uint64_t> num_inline_ = 0;  // units of jobs that were not published
 };
 
 // Never destroyed: its threads sleep on it until the process ends.
@@ -179,6 +186,8 @@ int num_threads() {
     std::lock_guard lock(pool().mutex());
     return pool().num_threads();
 }
+
+uint64_t progress() { return pool().progress(); }
 
 void set_num_threads(int n) {
     if (n < 1) throw std::invalid_argument("number of threads must be at least 1, not " + std::to_string(n));
