@@ -98,10 +98,10 @@ def build(config: EngineConfig) -> tuple[LLMEngine, EngineInfo]:
     info = EngineInfo(
         vocab_size=300,
         max_model_len=config.max_model_len or 512,
-        max_num_seqs=16,
+        max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=256,
         block_size=16,
-        num_blocks=512,
+        num_blocks=32 * config.max_num_seqs,
         dtype="float32",
         kv_cache_dtype="float32",
         provider="script",

@@ -1,4 +1,4 @@
-"""A server over the scripted engine: `python -m tests.server.scripted_server FOLDER [SHUTDOWN_TIMEOUT [PORT]]`.
+"""A server over the scripted engine: `python -m tests.server.scripted_server FOLDER [options of octavo serve]`.
 
 Prints at its end which of the modules that the API process must not load are loaded.
 """
@@ -6,19 +6,20 @@ Prints at its end which of the modules that the API process must not load are lo
 import json
 import sys
 
-from octavo.config import EngineConfig, ServerConfig
+from octavo.cli import serve as command
+from octavo.cli.arguments import Parser, parse
 from octavo.server.launch import serve
 
 FORBIDDEN = ("torch", "transformers", "numpy.testing")
 ENGINE_COMMAND = (sys.executable, "-m", "tests.server.scripted_engine")
+DEFAULTS = ("--port", "0", "--served-model-name", "scripted", "--max-model-len", "512", "--max-num-seqs", "16")
 
 
-def main(folder: str, shutdown_timeout: str = "30", port: str = "0") -> int:
-    status = serve(
-        EngineConfig(model=folder, tokenizer=folder, max_model_len=512),
-        ServerConfig(port=int(port), served_model_name="scripted", shutdown_timeout=float(shutdown_timeout)),
-        ENGINE_COMMAND,
-    )
+def main(folder: str, *options: str) -> int:
+    parser = Parser()
+    command.configure(parser)
+    args = parse(parser, [folder, "--tokenizer", folder, *DEFAULTS, *options])
+    status = serve(*command.configs(args), ENGINE_COMMAND)
     print("loaded", json.dumps([name for name in FORBIDDEN if name in sys.modules]))
     return status
 

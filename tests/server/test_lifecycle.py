@@ -64,7 +64,7 @@ def test_a_signal_during_the_start_ends_it(tokenizer_folder: Path, tmp_path: Pat
 
 def test_a_port_in_use_is_one_line(server: RunningServer, tokenizer_folder: Path) -> None:
     port = server.url.rpartition(":")[2]
-    with scripted(tokenizer_folder, "30", port) as second:
+    with scripted(tokenizer_folder, "--port", port) as second:
         assert second.wait_exit() == 1
         assert second.lines[0].startswith(f"octavo: can't listen on 127.0.0.1, port {port}: Address already in use.")
         assert second.lines[1:] == ["loaded []"]
@@ -133,7 +133,7 @@ def test_ctrl_c_lets_open_requests_finish(tokenizer_folder: Path) -> None:
 
 
 def test_a_drain_ends_at_its_deadline_with_an_error(tokenizer_folder: Path) -> None:
-    with scripted(tokenizer_folder, "0.2").wait_ready() as server:
+    with scripted(tokenizer_folder, "--shutdown-timeout", "0.2").wait_ready() as server:
         with stream(server) as events:
             server.process.send_signal(signal.SIGTERM)
             *_, error, done = events
