@@ -158,6 +158,10 @@ class EngineClient:
     def is_dead(self) -> bool:
         return self._death is not None
 
+    def trouble(self) -> str | None:
+        """What keeps the engine from getting on, though its process is there; None when it does."""
+        return self._process.pulse.trouble()
+
     def generate(
         self,
         prompts: Sequence[list[int]],

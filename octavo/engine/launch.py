@@ -16,6 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from octavo.config import EngineConfig
+from octavo.engine.pulse import Pulse
 
 __all__ = ["ENGINE_COMMAND", "EngineProcess", "Launch", "read_launch"]
 
@@ -56,6 +57,7 @@ class EngineProcess:
         launch = Launch(config=config, folder=tempfile.mkdtemp(prefix="octavo-"), started_at=time.time())
         self._folder = launch.folder
         self.address = launch.address
+        self.pulse = Pulse(launch.folder)
         # Its stray prints belong to the log. In a process group of its own the terminal's Ctrl-C does not reach it.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=STDERR, process_group=0)
         message = msgspec.msgpack.encode(launch)

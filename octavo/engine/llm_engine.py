@@ -5,6 +5,7 @@ Knows token ids only: no text, no HTTP, no clock.
 
 import hashlib
 from collections import deque
+from collections.abc import Callable
 
 from octavo.core.request import Request, RequestLimits
 from octavo.core.scheduler import Scheduler, SchedulerStats
@@ -18,7 +19,7 @@ class LLMEngine:
     """Schedules requests and runs their steps.
 
     Invariant: `_in_flight` holds the submitted steps, oldest first, at most `max_steps_in_flight` of them; the executor
-    returns them in that order.
+    returns them in that order. `progress` gives a number that changes while a step computes, to any thread.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class LLMEngine:
         eos_token_ids: frozenset[int],
         max_steps_in_flight: int = 1,
         seed: int = 0,
+        progress: Callable[[], int] = int,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -36,6 +38,7 @@ class LLMEngine:
         self.eos_token_ids = eos_token_ids
         self.max_steps_in_flight = max_steps_in_flight
         self.seed = seed
+        self.progress = progress
         self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
 
     def add_request(self, request: AddRequest) -> None:

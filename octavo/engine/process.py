@@ -32,6 +32,7 @@ from octavo.engine.messages import (
     StepResult,
     ToEngine,
 )
+from octavo.engine.pulse import Pulse, start_beating
 from octavo.errors import InvalidRequestError, OctavoError
 
 __all__ = ["BuildEngine", "Channel", "Engine", "EngineLoop", "SocketChannel", "main"]
@@ -49,6 +50,7 @@ class Engine(Protocol):
     def finish(self, request_id: int, num_tokens: int) -> None: ...
     def step(self) -> list[RequestDelta]: ...
     def stats(self) -> SchedulerStats: ...
+    def progress(self) -> int: ...
     @property
     def has_unfinished_requests(self) -> bool: ...
 
@@ -115,6 +117,15 @@ class EngineLoop:
         self._engine = engine
         self._channel = channel
         self._unsent: list[RequestDelta] = []
+        self._num_turns = 0
+        self._is_idle = False
+
+    def progress(self) -> tuple[int, int]:
+        """Changes while work is done; for a watcher in another thread."""
+        return self._num_turns, self._engine.progress()
+
+    def is_idle(self) -> bool:
+        return self._is_idle
 
     def run(self) -> None:
         self._report()
@@ -123,12 +134,15 @@ class EngineLoop:
 
     def turn(self) -> None:
         if not self._engine.has_unfinished_requests:
+            self._is_idle = True
             self._channel.wait(until_writable=bool(self._unsent))
+            self._is_idle = False
         for message in self._channel.receive():
             self._take(message)
         if self._engine.has_unfinished_requests:
             self._unsent += self._engine.step()
         self._report()
+        self._num_turns += 1
 
     def _take(self, message: ToEngine) -> None:
         match message:
@@ -185,7 +199,9 @@ def main(build: BuildEngine | None = None) -> int:
         engine, info = (build or _build_engine)(launch.config)
         seconds = {"process": process_seconds, **info.start_seconds}
         channel.send(EngineReady(msgspec.structs.replace(info, start_seconds=seconds)))
-        EngineLoop(engine, channel).run()
+        loop = EngineLoop(engine, channel)
+        start_beating(Pulse(launch.folder), loop.progress, loop.is_idle)
+        loop.run()
     except Exception as error:
         channel.send(_failure(error))
     channel.close()

@@ -17,7 +17,7 @@ from octavo.engine.executor import InlineExecutor, ThreadExecutor
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.messages import EngineInfo
 from octavo.kernels.ops import Ops
-from octavo.kernels.provider import ProviderName, resolve_ops
+from octavo.kernels.provider import ProviderName, progress_counter, resolve_ops
 from octavo.models.loader import load_model
 from octavo.runner.device import available_cpus, free_memory_bytes, measure_flops_per_s
 from octavo.runner.model_runner import ModelRunner
@@ -128,7 +128,15 @@ def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: ModelRunne
     steps = config.max_steps_in_flight
     executor = InlineExecutor(runner) if steps == 1 else ThreadExecutor(runner)
     eos_token_ids = frozenset(checkpoint.config.eos_token_ids)
-    return LLMEngine(scheduler, executor, limits, eos_token_ids, max_steps_in_flight=steps, seed=config.seed)
+    return LLMEngine(
+        scheduler,
+        executor,
+        limits,
+        eos_token_ids,
+        max_steps_in_flight=steps,
+        seed=config.seed,
+        progress=progress_counter(config.provider),
+    )
 
 
 def _warm_up(runner: ModelRunner, config: ResolvedConfig) -> None:

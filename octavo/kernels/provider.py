@@ -1,12 +1,14 @@
-"""resolve_ops: the ops provider by name."""
+"""resolve_ops: the ops provider by name. progress_counter: whether it gets on."""
 
 import importlib.util
+import time
 import warnings
+from collections.abc import Callable
 from typing import Literal
 
 from octavo.kernels.ops import Ops
 
-__all__ = ["ProviderName", "resolve_ops"]
+__all__ = ["ProviderName", "progress_counter", "resolve_ops"]
 
 ProviderName = Literal["auto", "cpu", "reference"]
 
@@ -26,3 +28,12 @@ def resolve_ops(name: ProviderName) -> Ops:
     from octavo.kernels.cpu import CpuOps
 
     return CpuOps()
+
+
+def progress_counter(name: str) -> Callable[[], int]:
+    """A function that any thread may call while ops compute: its value changes as long as they get on."""
+    if name == "cpu":
+        from octavo.kernels._cpu import progress
+
+        return progress
+    return lambda: int(time.process_time())  # torch counts nothing, but where it computes it takes CPU time

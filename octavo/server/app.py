@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from octavo import __version__
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
+from octavo.server import health
 from octavo.server.errors import install_error_handlers, model_not_found
 from octavo.server.formats import ChatFormat, Format, TextFormat
 from octavo.server.logprobs import LogprobFormat
@@ -25,7 +26,7 @@ from octavo.server.schema import (
     TokenizeRequest,
 )
 from octavo.server.served_model import Prompt, ServedModel
-from octavo.server.service import Phase, Service
+from octavo.server.service import Service
 from octavo.server.stream import GenerationJob, GenerationResponse
 
 __all__ = ["create_app"]
@@ -44,6 +45,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.include_router(router)
+    app.include_router(health.router)
     install_error_handlers(app)
     return app
 
@@ -121,14 +123,6 @@ async def detokenize(body: DetokenizeRequest, model: TheModel) -> Response:
                 param="tokens",
             )
     return JSONResponse({"prompt": model.decode(body.tokens)}, headers=_text_headers(headers))
-
-
-@router.get("/health")
-@router.get("/ping")
-async def health(service: TheService) -> Response:
-    """200 when requests are taken and the engine can answer them."""
-    status = 200 if service.phase is Phase.READY else 503
-    return JSONResponse({"status": service.phase.value, "model": service.model_name}, status)
 
 
 @router.get("/version")

@@ -41,6 +41,12 @@ class Service:
             raise not_serving(f"The server is still loading {self.model_name}.", retry_after_s=3)
         return self.model
 
+    def engine_trouble(self) -> str | None:
+        """Why an engine that was ready does not get on, though it is not known to be dead."""
+        if self.model is None or self.phase is Phase.DEAD:
+            return None
+        return self.model.client.trouble()
+
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Around each request that a shutdown waits for."""

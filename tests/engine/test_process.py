@@ -49,6 +49,9 @@ class FakeEngine:
     def stats(self) -> SchedulerStats:
         return replace(IDLE, num_running=len(self.open))
 
+    def progress(self) -> int:
+        return 0
+
     @property
     def has_unfinished_requests(self) -> bool:
         return bool(self.open)

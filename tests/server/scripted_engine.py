@@ -3,7 +3,8 @@
 Run as `python -m tests.server.scripted_engine` in place of `octavo.engine.process`. The output is what stands in the
 prompt between `<say>` and the next `</s>` (or the end), then `</s>`; choice k says it k + 1 times. Without `<say>` the
 prompt is repeated for ever. Other tokens in the prompt: `<slow>` lets each step take 20 ms, `<fail>` lets the third
-step raise, `<nan>` fails the request at its third token, `<hang>` lets a step take a minute.
+step raise, `<nan>` fails the request at its third token, `<hang>` lets a step take a minute, in which with `<slow>` it
+gets on and without does not.
 """
 
 import os
@@ -50,6 +51,17 @@ class _Row:
         return token_id, TokenLogprobs(-0.5, 1, top[: self.num_logprobs or 0])
 
 
+num_ops = 0
+"""What a watcher sees of a step's progress."""
+
+
+def _hang(gets_on: bool) -> None:
+    global num_ops
+    for _ in range(60):
+        time.sleep(1)
+        num_ops += gets_on
+
+
 class _Handle:
     def __init__(self, rows: dict[int, _Row], step: SchedulerOutput) -> None:
         self._rows = rows
@@ -59,8 +71,9 @@ class _Handle:
         rows = [self._rows[request_id] for request_id in self._step.request_ids]
         if any(SLOW in row.prompt for row in rows):
             time.sleep(STEP_SECONDS)
-        if any(HANG in row.prompt for row in rows):
-            time.sleep(60)
+        for row in rows:
+            if HANG in row.prompt:
+                _hang(SLOW in row.prompt)
         if any(FAIL in row.prompt and row.num_tokens == 2 for row in rows):
             raise RuntimeError("the device is on fire")
         output = ModelRunnerOutput([], [], [])
@@ -122,7 +135,7 @@ def build(config: EngineConfig) -> tuple[LLMEngine, EngineInfo]:
         max_model_len=info.max_model_len,
         kv_capacity_tokens=info.num_blocks * info.block_size,
     )
-    return LLMEngine(scheduler, ScriptedExecutor(), limits, frozenset({END})), info
+    return LLMEngine(scheduler, ScriptedExecutor(), limits, frozenset({END}), progress=lambda: num_ops), info
 
 
 if __name__ == "__main__":

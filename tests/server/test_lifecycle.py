@@ -40,6 +40,7 @@ def test_before_it_is_ready_requests_are_told_to_come_back(tokenizer_folder: Pat
         response = http.get("/health")
         assert response.status_code == 503
         assert response.json() == {"status": "starting", "model": "scripted"}
+        assert http.get("/livez").status_code == 200
         response = http.post(TEXT, json={"prompt": "x"})
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) > 0
