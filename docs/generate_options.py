@@ -47,7 +47,8 @@ def _table(config: type[Any]) -> Iterator[str]:
     for item in fields(config):
         name = item.name.replace("_", "-")
         option = f"`--{name}`, `--no-{name}`" if item.type is bool else f"`--{name}`"
-        default = "" if item.default is MISSING or item.default is None else f"`{item.default}`"
+        value = " ".join(item.default) if isinstance(item.default, tuple) else item.default
+        default = "" if value in (MISSING, None, "") else f"`{value}`"
         meaning = item.metadata["help"]
         if item.metadata["choices"]:
             meaning += " One of " + ", ".join(f"`{choice}`" for choice in item.metadata["choices"]) + "."

@@ -95,11 +95,40 @@ class ServerConfig:
     served_model_name: str | None = option(None, "Name clients use for the model; default: the --model value.")
     chat_template: str | None = option(None, "Chat template, or a file that holds one, instead of the model's own.")
     disable_access_log: bool = option(False, "Do not log each request.")
+    access_log_format: str = option("text", "How each request is logged.", choices=("text", "json"))
     shutdown_timeout: float = option(30.0, "Seconds that open requests get to finish after SIGTERM.")
+    request_timeout: float | None = option(None, "Seconds after which a request ends with an error; default: never.")
+    client_timeout: float = option(
+        60.0, "Seconds that a client may take to send a request, or read nothing of its answer, before it is cut off."
+    )
+    api_key: tuple[str, ...] = option(
+        (), "Keys, one of which a request must bear; also read from the environment variable OCTAVO_API_KEY."
+    )
+    api_key_file: str | None = option(None, "File with keys, one a line, which then no list of processes shows.")
+    ssl_keyfile: str | None = option(None, "Private key, to serve HTTPS.")
+    ssl_certfile: str | None = option(None, "Certificate, with those that it was signed with after it.")
+    ssl_ca_certs: str | None = option(None, "Authorities whose certificates clients may show.")
+    ssl_cert_reqs: int = option(0, "Whether clients must show a certificate: 0 no, 1 they may, 2 they must.")
+    allowed_origins: tuple[str, ...] = option((), "Origins whose pages browsers let call the server; * for all.")
+    allowed_methods: tuple[str, ...] = option(("*",), "Methods that they may use.")
+    allowed_headers: tuple[str, ...] = option(("*",), "Headers that they may send.")
+    allow_credentials: bool = option(False, "Let them send cookies and the like.")
+    max_header_bytes: int = option(65_536, "Most bytes of a request's headers.")
+    max_body_bytes: int = option(32 << 20, "Most bytes of a request's body.")
+    max_request_choices: int = option(2048, "Most choices of one request: its prompts times n.")
 
     def __post_init__(self) -> None:
+        _check_choices(self)
         _check_range(self, "port", 0, 65535)
         _check_range(self, "shutdown_timeout", 0)
+        _check_range(self, "request_timeout", 0.001)
+        _check_range(self, "client_timeout", 0.001)
+        _check_range(self, "ssl_cert_reqs", 0, 2)
+        _check_range(self, "max_header_bytes", 1024)
+        _check_range(self, "max_body_bytes", 1024)
+        _check_range(self, "max_request_choices", 1)
+        if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs) and not self.ssl_certfile:
+            raise ConfigError("HTTPS needs --ssl-certfile beside the other --ssl options.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

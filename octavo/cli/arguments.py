@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from importlib import import_module
+from itertools import chain
 from typing import Any, NoReturn
 
 from octavo.errors import ConfigError
@@ -41,6 +42,21 @@ def count(text: str) -> int:
 
 
 count.__name__ = "number"  # argparse says "invalid number value: 'x'"
+
+
+def words(text: str) -> list[str]:
+    """One of a list option's values, or as in vLLM all of them as a JSON list. Raises ValueError."""
+    if not text.startswith("["):
+        return [text]
+    import json
+
+    values = json.loads(text)
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{text} is not a list of strings")
+    return values
+
+
+words.__name__ = "list"
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,15 +131,20 @@ def add_config_options(parser: Parser, config: type[Any], title: str, *, skip: S
 
 
 def _add_option(group: Any, item: "Field[Any]") -> None:
-    kind = next(kind for kind in getattr(item.type, "__args__", (item.type,)) if kind is not type(None))
+    is_list = getattr(item.type, "__origin__", None) is tuple
+    kinds = (words,) if is_list else getattr(item.type, "__args__", (item.type,))
+    kind = next(kind for kind in kinds if kind is not type(None))
     help_text = item.metadata["help"].replace("%", "%%")
-    if item.default is not None and item.default is not MISSING and kind is not bool:
+    if is_list and item.default:
+        help_text += f" Default: {' '.join(item.default)}."
+    elif item.default not in (None, MISSING, ()) and kind is not bool:
         help_text += f" Default: {item.default}."
     details: dict[str, Any] = {"dest": item.name, "help": help_text, "default": argparse.SUPPRESS}
     if kind is bool:
         details["action"] = argparse.BooleanOptionalAction
         details["help"] += f" Default: {'on' if item.default else 'off'}."
     else:
+        details["nargs"] = "+" if is_list else None
         details["type"] = count if kind is int else kind
         details["metavar"] = item.metadata["metavar"] or METAVARS.get(kind, "TEXT")
     if item.metadata["choices"]:
@@ -134,7 +155,8 @@ def _add_option(group: Any, item: "Field[Any]") -> None:
 
 def config_values(args: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
     """The fields of `config` that were given on the command line."""
-    return {item.name: getattr(args, item.name) for item in fields(config) if hasattr(args, item.name)}
+    given = {item.name: getattr(args, item.name) for item in fields(config) if hasattr(args, item.name)}
+    return {name: tuple(chain(*value)) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def add_model_option(parser: Parser) -> None:

@@ -43,7 +43,6 @@ def _refused_flag(names: str, note: str) -> Retired:
 NO_COMPILER = "nothing is compiled at run time, so this has no effect; --enforce-eager turns step capture off."
 NO_LORA = "LoRA adapters are not supported yet."
 NO_SPECULATION = "speculative decoding is not supported yet."
-NO_TLS = "the server speaks plain HTTP; put a proxy such as nginx in front for TLS."
 NO_TOOLS = "tool calling is not supported yet."
 NO_REASONING = "reasoning parsers are not supported yet; the text is returned whole."
 ONE_DEVICE = "only one device is supported yet; leave it out."
@@ -63,6 +62,10 @@ RETIRED: tuple[Retired, ...] = (
     _ignored_flag("--disable-log-stats", "statistics are at /metrics only; this has no effect."),
     _ignored("--max-log-len", "prompts are never logged; this has no effect."),
     _ignored("--uvicorn-log-level", "replaced by --disable-access-log."),
+    _ignored_flag("--disable-uvicorn-access-log", "replaced by --disable-access-log."),
+    _ignored("--h11-max-incomplete-event-size --h11-max-header-count", "replaced by --max-header-bytes."),
+    _ignored_flag("--enable-ssl-refresh", "certificates are read at the start; this has no effect."),
+    _ignored_flag("--enable-request-id-headers", "answers always bear X-Request-Id; this has no effect."),
     _ignored_flag("--worker-use-ray --engine-use-ray --disable-frontend-multiprocessing", ONE_HOST),
     _ignored("--max-parallel-loading-workers", ONE_HOST),
     _ignored_flag("--disable-custom-all-reduce", ONE_HOST),
@@ -102,7 +105,6 @@ RETIRED: tuple[Retired, ...] = (
     _refused("--logprobs-mode", "logprobs are those of the raw distribution.", "raw_logprobs"),
     _refused("--max-logprobs", "at most 20 logprobs are returned for a token.", "20"),
     # Refused
-    _refused("--api-key", "not supported yet; put a proxy that checks keys in front.", nargs="+"),
     _refused("--config", "option files are not supported; give the options on the command line."),
     _refused("--hf-token", "set the environment variable HF_TOKEN instead."),
     _refused("--tokenizer-revision", "replaced by --revision, for model and tokenizer together."),
@@ -120,10 +122,8 @@ RETIRED: tuple[Retired, ...] = (
     _refused("--guided-decoding-backend --structured-outputs-config", "structured output is not supported yet."),
     _refused("--kv-transfer-config --kv-events-config", "moving KV between engines is not supported yet."),
     _refused_flag("--enable-expert-parallel", ONE_DEVICE),
-    _refused("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs", NO_TLS),
     _refused("--uds", "the server listens on --host and --port only."),
     _refused("--root-path --middleware", "not supported; put a proxy such as nginx in front."),
-    _refused("--allowed-origins --allowed-methods --allowed-headers", "CORS is not supported yet."),
     _refused("--otlp-traces-endpoint --collect-detailed-traces", "nothing is sent anywhere; use /metrics."),
     _refused("--limit-mm-per-prompt --mm-processor-kwargs", "only text is supported."),
     _refused("--pooler-config --override-pooler-config", "only text generation is supported yet."),

@@ -14,10 +14,13 @@ from octavo.errors import ConfigError
 from tests.cli.conftest import Fails
 
 SERVE_OPTIONS = """
-    --async-scheduling --attention-backend --block-size --chat-template --disable-access-log --download-dir --dtype
-    --enable-prefix-caching --enforce-eager --gpu-memory-utilization --host --kv-cache-dtype --kv-cache-memory-bytes
-    --max-model-len --max-num-batched-tokens --max-num-seqs --model --num-threads --port --revision --seed
-    --served-model-name --shutdown-timeout --tokenizer
+    --access-log-format --allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-key
+    --api-key-file --async-scheduling --attention-backend --block-size --chat-template --client-timeout
+    --disable-access-log --download-dir --dtype --enable-prefix-caching --enforce-eager --gpu-memory-utilization
+    --host --kv-cache-dtype --kv-cache-memory-bytes --max-body-bytes --max-header-bytes --max-model-len
+    --max-num-batched-tokens --max-num-seqs --max-request-choices --model --num-threads --port --request-timeout
+    --revision --seed --served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile
+    --ssl-keyfile --tokenizer
 """.split()  # noqa: SIM905 - a new option is a decision, made here
 
 
@@ -162,7 +165,7 @@ def test_options_without_effect_are_accepted(capsys: pytest.CaptureFixture[str])
     [
         ("--quantization", "awq"), ("-q", "fp8"), ("--tensor-parallel-size", "2"), ("-tp", "2"),
         ("--speculative-model", "x"), ("--speculative-config", '{"model": "x"}'), ("--task", "embed"),
-        ("--api-key", "secret"), ("--enable-lora",), ("--load-format", "dummy"), ("--lora-modules", "a=b", "c=d"),
+        ("--enable-lora",), ("--load-format", "dummy"), ("--lora-modules", "a=b", "c=d"),
     ],
 )  # fmt: skip
 def test_options_that_users_rely_on_are_refused(fails: Fails, options: tuple[str, ...]) -> None:
@@ -195,3 +198,16 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(serve, "run", interrupted)
     assert main(["serve", "m"]) == 130
+
+
+@pytest.mark.parametrize("options", [("--api-key", "a", "b"), ("--api-key", '["a", "b"]'), ('--api-key=["a", "b"]',)])
+def test_a_list_is_words_or_as_in_vllm_json(options: tuple[str, ...]) -> None:
+    assert serve_configs("m", *options)[1].api_key == ("a", "b")
+
+
+def test_a_list_that_is_no_list_of_strings_is_refused(fails: Fails) -> None:
+    assert "invalid list value: '[1]'" in fails("serve", "m", "--allowed-origins", "[1]")
+
+
+def test_https_without_a_certificate_is_refused(fails: Fails) -> None:
+    assert "needs --ssl-certfile" in fails("serve", "m", "--ssl-keyfile", "key.pem")
