@@ -189,18 +189,18 @@ void attend_partition(const AttentionArgs& a, const C* cache, const AttentionUni
     }
 }
 
-// Where a unit's row lies in q and in the output, in elements.
-OCTAVO_INLINE int64_t row_offset(const AttentionArgs& a, const AttentionUnit& unit, int64_t row) {
+// Where a unit's row lies in q or in the output, in elements; tokens lie `stride` elements apart.
+OCTAVO_INLINE int64_t row_offset(const AttentionArgs& a, const AttentionUnit& unit, int64_t row, int64_t stride) {
     const int64_t group = a.num_heads / a.cache.num_kv_heads, index = unit.first_row + row;
     const int64_t token = a.query_start[unit.request] + index / group;
-    return (token * a.num_heads + unit.kv_head * group + index % group) * a.cache.head_dim;
+    return token * stride + (unit.kv_head * group + index % group) * a.cache.head_dim;
 }
 
 void write_row(const AttentionArgs& a, const AttentionUnit& unit, int64_t row, const float* result) {
-    const int64_t dim = a.cache.head_dim;
+    const int64_t dim = a.cache.head_dim, offset = row_offset(a, unit, row, a.num_heads * dim);
     with_type(a.dtype, a.out, [&](auto* out) {
         for (int64_t d = 0; d < dim; d += kLanes)
-            store(out + row_offset(a, unit, row) + d, div(load(result + d), set1(result[dim + 1])));
+            store(out + offset + d, div(load(result + d), set1(result[dim + 1])));
     });
 }
 
@@ -213,12 +213,13 @@ void attend(const AttentionArgs& a, const C* cache, const AttentionUnit& unit) {
     const int64_t first_query = a.seq_lens[unit.request] - num_queries;  // its position
     for (int64_t r = 0; r < unit.num_rows; ++r) {
         const int64_t position = first_query + (unit.first_row + r) / group;
-        w.last[r] = position + 1;
+        w.last[r] = a.causal ? position + 1 : a.seq_lens[unit.request];
         w.first[r] = a.window > 0 && w.last[r] > a.window ? w.last[r] - a.window : 0;
         w.result[r][w.head_dim + 1] = 0.0f;
+        const int64_t offset = row_offset(a, unit, r, a.q_stride);
         with_type(a.dtype, a.q, [&](auto* q) {
             for (int64_t d = 0; d < w.head_dim; d += kLanes)
-                store(w.query[r] + d, mul(load(q + row_offset(a, unit, r) + d), set1(a.scale)));
+                store(w.query[r] + d, mul(load(q + offset + d), set1(a.scale)));
         });
     }
     if (unit.partition >= 0) {

@@ -37,6 +37,12 @@ void check_indices(const char* name, const int32_t* values, int64_t count, int64
         }
 }
 
+void check_starts(const char* name, const int32_t* starts, int64_t num_requests, int64_t num_tokens) {
+    bool bad = starts[0] != 0 || starts[num_requests] != num_tokens;
+    for (int64_t r = 0; r < num_requests; ++r) bad |= starts[r] > starts[r + 1];
+    if (bad) throw nb::index_error((std::string(name) + " must run from 0 to the number of tokens").c_str());
+}
+
 void check_attention(const AttentionArgs& a, int64_t num_tokens) {
     if (a.query_start[0] != 0 || a.query_start[a.num_requests] != num_tokens)
         throw nb::index_error("query_start must run from 0 to the number of tokens");
@@ -97,6 +103,48 @@ void bind_rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t 
               hidden_size, eps, DType(x_dtype), DType(out_dtype)});
 }
 
+void bind_add_layer_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t bias, uintptr_t out,
+                         int64_t num_tokens, int64_t hidden_size, float eps, int x_dtype, int out_dtype) {
+    nb::gil_scoped_release release;
+    add_layer_norm({pointer<void>(x), pointer<float>(residual), pointer<float>(weight), pointer<float>(bias),
+                    pointer<void>(out), num_tokens, hidden_size, eps, DType(x_dtype), DType(out_dtype)});
+}
+
+void bind_gelu(uintptr_t x, uintptr_t out, int64_t count, int dtype) {
+    nb::gil_scoped_release release;
+    gelu({pointer<void>(x), pointer<void>(out), count, DType(dtype)});
+}
+
+void bind_mean_rows(uintptr_t x, uintptr_t row_start, uintptr_t out, int64_t num_tokens, int64_t num_requests,
+                    int64_t hidden_size, int dtype) {
+    const MeanRowsArgs args = {pointer<void>(x), pointer<int32_t>(row_start), pointer<float>(out), num_requests,
+                               hidden_size,      DType(dtype)};
+    check_starts("row_start", args.row_start, num_requests, num_tokens);
+    nb::gil_scoped_release release;
+    mean_rows(args);
+}
+
+void bind_l2_normalize(uintptr_t x, uintptr_t out, int64_t num_rows, int64_t hidden_size, int dtype) {
+    nb::gil_scoped_release release;
+    l2_normalize({pointer<void>(x), pointer<float>(out), num_rows, hidden_size, DType(dtype)});
+}
+
+void bind_encoder_attention(uintptr_t qkv, uintptr_t query_start, uintptr_t out, int64_t num_tokens,
+                            int64_t num_requests, int64_t num_heads, int64_t head_dim, float scale, int dtype) {
+    const EncoderAttentionArgs args = {pointer<void>(qkv),
+                                       pointer<int32_t>(query_start),
+                                       pointer<void>(out),
+                                       num_tokens,
+                                       num_requests,
+                                       num_heads,
+                                       head_dim,
+                                       scale,
+                                       DType(dtype)};
+    check_starts("query_start", args.query_start, num_requests, num_tokens);
+    nb::gil_scoped_release release;
+    encoder_attention(args);
+}
+
 void bind_silu_mul(uintptr_t gate_up, uintptr_t out, int64_t num_tokens, int64_t size, int dtype) {
     nb::gil_scoped_release release;
     silu_mul({pointer<void>(gate_up), pointer<void>(out), num_tokens, size, DType(dtype)});
@@ -144,6 +192,8 @@ void bind_paged_attention(uintptr_t q, uintptr_t cache, int64_t num_blocks, int6
     args.num_requests = num_requests;
     args.max_blocks = max_blocks;
     args.num_heads = num_heads;
+    args.q_stride = num_heads * head_dim;
+    args.causal = true;
     args.scale = scale;
     args.window = window;
     args.dtype = DType(dtype);
@@ -174,10 +224,15 @@ NB_MODULE(_cpu, m) {
     m.def("embedding", &bind_embedding);
     m.def("linear", &bind_linear);
     m.def("rms_norm", &bind_rms_norm);
+    m.def("add_layer_norm", &bind_add_layer_norm);
+    m.def("gelu", &bind_gelu);
+    m.def("mean_rows", &bind_mean_rows);
+    m.def("l2_normalize", &bind_l2_normalize);
     m.def("silu_mul", &bind_silu_mul);
     m.def("gather_rows", &bind_gather_rows);
     m.def("rope_write_kv", &bind_rope_write_kv);
     m.def("paged_attention", &bind_paged_attention);
+    m.def("encoder_attention", &bind_encoder_attention);
     m.attr("FMA_FLOPS") = 2 * kFmaSteps * kLanes;
     m.def("time_fma", &time_fma, nb::call_guard<nb::gil_scoped_release>(), "Seconds for n times FMA_FLOPS.");
     m.def("time_read", &bind_time_read, "Seconds to read so many bytes (a multiple of 1 MiB) from an address, once.");

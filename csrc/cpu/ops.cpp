@@ -88,6 +88,26 @@ void rms_norm(RmsNormArgs args) {
     active_table().rms_norm(args);
 }
 
+void add_layer_norm(AddLayerNormArgs args) {
+    OpScope scope;
+    active_table().add_layer_norm(args);
+}
+
+void gelu(GeluArgs args) {
+    OpScope scope;
+    active_table().gelu(args);
+}
+
+void mean_rows(MeanRowsArgs args) {
+    OpScope scope;
+    active_table().mean_rows(args);
+}
+
+void l2_normalize(L2NormalizeArgs args) {
+    OpScope scope;
+    active_table().l2_normalize(args);
+}
+
 void silu_mul(SiluMulArgs args) {
     OpScope scope;
     active_table().silu_mul(args);
@@ -103,15 +123,73 @@ void rope_write_kv(RopeWriteKVArgs args) {
     active_table().rope_write_kv(args);
 }
 
-void paged_attention(AttentionArgs args) {
-    OpScope scope;
+namespace {
+
+// Plans the units, and returns scratch memory: num_bytes (a multiple of 64) of the caller's own, then the partials.
+char* plan_attention(OpScope& scope, AttentionArgs& args, int64_t num_bytes) {
     static AttentionPlan plan;  // kept for its capacity; the scope lets one op in at a time
     plan.make(args);
     args.units = plan.units.data();
     args.num_units = static_cast<int64_t>(plan.units.size());
     args.merges = plan.merges.data();
     args.num_merges = static_cast<int64_t>(plan.merges.size());
-    args.partials = static_cast<float*>(scope.workspace(plan.num_partials * sizeof(float)));
+    char* scratch = static_cast<char*>(scope.workspace(num_bytes + plan.num_partials * sizeof(float)));
+    args.partials = reinterpret_cast<float*>(scratch + num_bytes);
+    return scratch;
+}
+
+// Blocks of one tile for every request's tokens, one request after the other.
+struct ScratchTables {
+    std::vector<int32_t> block_table, slot_mapping, seq_lens;
+    int64_t max_blocks = 0, num_blocks = 0;
+
+    void make(const EncoderAttentionArgs& a) {
+        seq_lens.resize(a.num_requests);
+        max_blocks = num_blocks = 0;
+        for (int64_t r = 0; r < a.num_requests; ++r) {
+            seq_lens[r] = a.query_start[r + 1] - a.query_start[r];
+            max_blocks = std::max(max_blocks, (seq_lens[r] + kLanes - 1) / kLanes);
+        }
+        block_table.resize(a.num_requests * max_blocks);
+        slot_mapping.resize(a.num_tokens);
+        for (int64_t r = 0; r < a.num_requests; ++r) {
+            for (int32_t i = 0; i < seq_lens[r]; ++i) slot_mapping[a.query_start[r] + i] = num_blocks * kLanes + i;
+            for (int32_t i = 0; i < seq_lens[r]; i += kLanes)
+                block_table[r * max_blocks + i / kLanes] = static_cast<int32_t>(num_blocks++);
+        }
+    }
+};
+
+}  // namespace
+
+void paged_attention(AttentionArgs args) {
+    OpScope scope;
+    plan_attention(scope, args, 0);
+    active_table().paged_attention(args);
+}
+
+void encoder_attention(EncoderAttentionArgs a) {
+    OpScope scope;
+    static ScratchTables tables;
+    tables.make(a);
+    AttentionArgs args = {};
+    args.q = a.qkv;
+    args.cache = {nullptr, tables.num_blocks, a.num_heads, kLanes, a.head_dim, a.dtype};
+    args.block_table = tables.block_table.data();
+    args.query_start = a.query_start;
+    args.seq_lens = tables.seq_lens.data();
+    args.out = a.out;
+    args.num_requests = a.num_requests;
+    args.max_blocks = tables.max_blocks;
+    args.num_heads = a.num_heads;
+    args.q_stride = 3 * a.num_heads * a.head_dim;
+    args.scale = a.scale;
+    args.dtype = a.dtype;
+    args.causal = false;
+    const int64_t item_bytes = a.dtype == DType::f32 ? 4 : 2;
+    const int64_t cache_bytes = tables.num_blocks * a.num_heads * 2 * kLanes * a.head_dim * item_bytes;
+    args.cache.data = plan_attention(scope, args, cache_bytes);
+    active_table().write_kv({a.qkv, tables.slot_mapping.data(), args.cache, a.num_tokens, a.num_heads});
     active_table().paged_attention(args);
 }
 

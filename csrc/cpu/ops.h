@@ -56,6 +56,39 @@ struct RmsNormArgs {
     DType x_dtype, out_dtype;
 };
 
+struct AddLayerNormArgs {
+    const void* x;    // [num_tokens, hidden_size] x_dtype
+    float* residual;  // [num_tokens, hidden_size], updated in place
+    const float* weight;
+    const float* bias;
+    void* out;  // [num_tokens, hidden_size] out_dtype
+    int64_t num_tokens, hidden_size;
+    float eps;
+    DType x_dtype, out_dtype;
+};
+
+struct GeluArgs {
+    const void* x;  // [count] dtype
+    void* out;      // [count] dtype
+    int64_t count;
+    DType dtype;
+};
+
+struct MeanRowsArgs {
+    const void* x;             // [num_tokens, hidden_size] dtype
+    const int32_t* row_start;  // [num_requests + 1]
+    float* out;                // [num_requests, hidden_size]
+    int64_t num_requests, hidden_size;
+    DType dtype;
+};
+
+struct L2NormalizeArgs {
+    const void* x;  // [num_rows, hidden_size] dtype
+    float* out;     // [num_rows, hidden_size]
+    int64_t num_rows, hidden_size;
+    DType dtype;
+};
+
 struct SiluMulArgs {
     const void* gate_up;  // [num_tokens, 2 * size] dtype
     void* out;            // [num_tokens, size] dtype
@@ -89,6 +122,14 @@ struct RopeWriteKVArgs {
     DType dtype;
 };
 
+// Stores keys and values as they are.
+struct WriteKVArgs {
+    const void* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] dtype
+    const int32_t* slot_mapping;
+    KVCache cache;  // dtype too
+    int64_t num_tokens, num_heads;
+};
+
 // One unit of attention: rows [first_row, first_row + num_rows) of (request, kv_head), where row = query * group + head
 // in the group. `partition` is -1 for all partitions, else the partition whose partial result goes to `partial`.
 struct AttentionUnit {
@@ -97,21 +138,32 @@ struct AttentionUnit {
 };
 
 struct AttentionArgs {
-    const void* q;  // [num_tokens, num_heads, head_dim] dtype
+    const void* q;  // [num_tokens, num_heads, head_dim] dtype, tokens q_stride elements apart
     KVCache cache;
     const int32_t* block_table;  // [num_requests, max_blocks]
     const int32_t* query_start;  // [num_requests + 1]
     const int32_t* seq_lens;     // [num_requests]
     void* out;                   // [num_tokens, num_heads * head_dim] dtype
-    int64_t num_requests, max_blocks, num_heads;
+    int64_t num_requests, max_blocks, num_heads, q_stride;
     float scale;
     int64_t window;
     DType dtype;
+    bool causal;  // else every query sees all its request's tokens
     // Planned by ops.cpp, in scratch memory. A partial result is head_dim sums, then the maximum, then the denominator.
     const AttentionUnit* units;
     const AttentionUnit* merges;
     float* partials;
     int64_t num_units, num_merges;
+};
+
+// Attention within each request, over keys and values that are kept in scratch memory only.
+struct EncoderAttentionArgs {
+    const void* qkv;             // [num_tokens, 3 * num_heads * head_dim] dtype
+    const int32_t* query_start;  // [num_requests + 1]
+    void* out;                   // [num_tokens, num_heads * head_dim] dtype
+    int64_t num_tokens, num_requests, num_heads, head_dim;
+    float scale;
+    DType dtype;
 };
 
 // What each instruction set provides. No function throws; all of them run inside an OpScope.
@@ -121,9 +173,14 @@ struct OpTable {
     void (*embedding)(const EmbeddingArgs&) noexcept;
     void (*linear)(const LinearArgs&) noexcept;
     void (*rms_norm)(const RmsNormArgs&) noexcept;
+    void (*add_layer_norm)(const AddLayerNormArgs&) noexcept;
+    void (*gelu)(const GeluArgs&) noexcept;
+    void (*mean_rows)(const MeanRowsArgs&) noexcept;
+    void (*l2_normalize)(const L2NormalizeArgs&) noexcept;
     void (*silu_mul)(const SiluMulArgs&) noexcept;
     void (*gather_rows)(const GatherRowsArgs&) noexcept;
     void (*rope_write_kv)(const RopeWriteKVArgs&) noexcept;
+    void (*write_kv)(const WriteKVArgs&) noexcept;
     void (*paged_attention)(const AttentionArgs&) noexcept;
     void (*fma_loop)(int64_t num_units, float* sink) noexcept;
     void (*read_loop)(const void* data, int64_t num_bytes, float* sink) noexcept;
@@ -140,10 +197,15 @@ void pack(PackArgs args);
 void embedding(EmbeddingArgs args);
 void linear(LinearArgs args);
 void rms_norm(RmsNormArgs args);
+void add_layer_norm(AddLayerNormArgs args);
+void gelu(GeluArgs args);
+void mean_rows(MeanRowsArgs args);
+void l2_normalize(L2NormalizeArgs args);
 void silu_mul(SiluMulArgs args);
 void gather_rows(GatherRowsArgs args);
 void rope_write_kv(RopeWriteKVArgs args);
 void paged_attention(AttentionArgs args);
+void encoder_attention(EncoderAttentionArgs args);
 
 // Ceilings, in seconds: num_units · kFmaSteps · 16 multiply-adds; a read of num_bytes; a fork and join of the pool.
 double time_fma(int64_t num_units);

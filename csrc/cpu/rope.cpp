@@ -1,4 +1,4 @@
-// Rotary embedding of queries and keys, and the write of keys and values to the cache.
+// Rotary embedding of queries and keys, and the write of keys and values to the cache, rotated or as they are.
 #include "simd.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -54,7 +54,31 @@ void rope_token(const RopeWriteKVArgs& a, const T* qkv, T* q_out, C* cache, int6
     }
 }
 
+template <class T>
+void write_token(const WriteKVArgs& a, const T* qkv, T* cache, int64_t token) {
+    const int64_t dim = a.cache.head_dim, num_kv_heads = a.cache.num_kv_heads;
+    const T* key = qkv + (token * (a.num_heads + 2 * num_kv_heads) + a.num_heads) * dim;
+    const int64_t slot = a.slot_mapping[token], offset = slot % a.cache.block_size;
+    const int64_t size = a.cache.block_size * dim;
+    T* keys = cache + slot / a.cache.block_size * num_kv_heads * 2 * size;
+    for (int64_t h = 0; h < num_kv_heads; ++h, key += dim, keys += 2 * size) {
+        T* lane = keys + offset / kLanes * kLanes * dim + offset % kLanes;
+        for (int64_t d = 0; d < dim; ++d) lane[d * kLanes] = key[d];
+        __builtin_memcpy(keys + size + offset * dim, key + num_kv_heads * dim, dim * sizeof(T));
+    }
+}
+
 }  // namespace
+
+void write_kv(const WriteKVArgs& a) noexcept {
+    const int64_t row = 2 * a.cache.num_kv_heads * a.cache.head_dim;
+    with_type(a.cache.dtype, a.cache.data, [&](auto* cache) {
+        const auto* qkv = as_type_of(cache, a.qkv);
+        parallel_ranges(a.num_tokens, 8192 / row, [&](int64_t first, int64_t last) {
+            for (int64_t token = first; token < last; ++token) write_token(a, qkv, cache, token);
+        });
+    });
+}
 
 void rope_write_kv(const RopeWriteKVArgs& a) noexcept {
     const int64_t row = (a.num_heads + 2 * a.cache.num_kv_heads) * a.cache.head_dim;

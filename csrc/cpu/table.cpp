@@ -9,17 +9,23 @@ void pack(const PackArgs&) noexcept;
 void embedding(const EmbeddingArgs&) noexcept;
 void linear(const LinearArgs&) noexcept;
 void rms_norm(const RmsNormArgs&) noexcept;
+void add_layer_norm(const AddLayerNormArgs&) noexcept;
+void gelu(const GeluArgs&) noexcept;
+void mean_rows(const MeanRowsArgs&) noexcept;
+void l2_normalize(const L2NormalizeArgs&) noexcept;
 void silu_mul(const SiluMulArgs&) noexcept;
 void gather_rows(const GatherRowsArgs&) noexcept;
 void rope_write_kv(const RopeWriteKVArgs&) noexcept;
+void write_kv(const WriteKVArgs&) noexcept;
 void paged_attention(const AttentionArgs&) noexcept;
 void fma_loop(int64_t num_units, float* sink) noexcept;
 void read_loop(const void* data, int64_t num_bytes, float* sink) noexcept;
 
 extern const OpTable table;
 const OpTable table = {
-    OCTAVO_NAME(OCTAVO_ISA), pack,     embedding, linear, rms_norm, silu_mul, gather_rows, rope_write_kv,
-    paged_attention,         fma_loop, read_loop,
+    OCTAVO_NAME(OCTAVO_ISA), pack,     embedding, linear,      rms_norm,      add_layer_norm, gelu,
+    mean_rows,               l2_normalize, silu_mul,  gather_rows, rope_write_kv, write_kv,       paged_attention,
+    fma_loop,                read_loop,
 };
 
 }  // namespace octavo::OCTAVO_ISA

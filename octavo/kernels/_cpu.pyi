@@ -40,6 +40,24 @@ def rms_norm(
     out_dtype: int,
     /,
 ) -> None: ...
+def add_layer_norm(
+    x: int,
+    residual: int,
+    weight: int,
+    bias: int,
+    out: int,
+    num_tokens: int,
+    hidden_size: int,
+    eps: float,
+    x_dtype: int,
+    out_dtype: int,
+    /,
+) -> None: ...
+def gelu(x: int, out: int, count: int, dtype: int, /) -> None: ...
+def mean_rows(
+    x: int, row_start: int, out: int, num_tokens: int, num_requests: int, hidden_size: int, dtype: int, /
+) -> None: ...
+def l2_normalize(x: int, out: int, num_rows: int, hidden_size: int, dtype: int, /) -> None: ...
 def silu_mul(gate_up: int, out: int, num_tokens: int, size: int, dtype: int, /) -> None: ...
 def gather_rows(x: int, indices: int, out: int, num_x_rows: int, num_rows: int, row_bytes: int, /) -> None: ...
 def rope_write_kv(
@@ -78,6 +96,18 @@ def paged_attention(
     num_heads: int,
     scale: float,
     window: int,
+    dtype: int,
+    /,
+) -> None: ...
+def encoder_attention(
+    qkv: int,
+    query_start: int,
+    out: int,
+    num_tokens: int,
+    num_requests: int,
+    num_heads: int,
+    head_dim: int,
+    scale: float,
     dtype: int,
     /,
 ) -> None: ...

@@ -32,6 +32,11 @@ def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.
         raise ValueError(f"{name} must be {wanted}, not {tuple(tensor.shape)} {tensor.dtype}{layout}")
 
 
+def check_head_dim(head_dim: int) -> None:
+    if not 16 <= head_dim <= _cpu.MAX_HEAD_DIM or head_dim % 16:
+        raise ValueError(f"the cpu kernels handle head sizes that are multiples of 16 up to 256, not {head_dim}")
+
+
 class CpuOps(Ops):
     """Native kernels over packed weights and a cache whose keys lie in tiles of 16 positions (csrc/cpu/ops.h)."""
 
@@ -52,8 +57,7 @@ class CpuOps(Ops):
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         if block_size < 16 or block_size % 16:
             raise ValueError(f"block size {block_size} is not a multiple of 16. Choose another --block-size")
-        if not 16 <= head_dim <= _cpu.MAX_HEAD_DIM or head_dim % 16:
-            raise ValueError(f"the cpu kernels handle head sizes that are multiples of 16 up to 256, not {head_dim}")
+        check_head_dim(head_dim)
         return super().kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
 
     def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
@@ -122,6 +126,58 @@ class CpuOps(Ops):
             dtype_code(x.dtype),
             dtype_code(out_dtype),
         )
+        return out
+
+    def add_layer_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        num_tokens, hidden_size = x.shape
+        check("x", x, (num_tokens, hidden_size))
+        check("residual", residual, (num_tokens, hidden_size), torch.float32)
+        check("weight", weight, (hidden_size,), torch.float32)
+        check("bias", bias, (hidden_size,), torch.float32)
+        out = torch.empty((num_tokens, hidden_size), dtype=out_dtype)
+        _cpu.add_layer_norm(
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            bias.data_ptr(),
+            out.data_ptr(),
+            num_tokens,
+            hidden_size,
+            eps,
+            dtype_code(x.dtype),
+            dtype_code(out_dtype),
+        )
+        return out
+
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        check("x", x, tuple(x.shape))
+        out = torch.empty_like(x)
+        _cpu.gelu(x.data_ptr(), out.data_ptr(), x.numel(), dtype_code(x.dtype))
+        return out
+
+    def mean_rows(self, x: torch.Tensor, row_start: torch.Tensor) -> torch.Tensor:
+        num_tokens, hidden_size = x.shape
+        num_requests = row_start.shape[0] - 1
+        check("x", x, (num_tokens, hidden_size))
+        check("row_start", row_start, (num_requests + 1,), torch.int32)
+        out = torch.empty((num_requests, hidden_size), dtype=torch.float32)
+        sizes = (num_tokens, num_requests, hidden_size)
+        _cpu.mean_rows(x.data_ptr(), row_start.data_ptr(), out.data_ptr(), *sizes, dtype_code(x.dtype))
+        return out
+
+    def l2_normalize(self, x: torch.Tensor) -> torch.Tensor:
+        num_rows, hidden_size = x.shape
+        check("x", x, (num_rows, hidden_size))
+        out = torch.empty((num_rows, hidden_size), dtype=torch.float32)
+        _cpu.l2_normalize(x.data_ptr(), out.data_ptr(), num_rows, hidden_size, dtype_code(x.dtype))
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -219,5 +275,28 @@ class CpuOps(Ops):
             scale,
             window,
             dtype_code(q.dtype),
+        )
+        return out
+
+    def encoder_attention(
+        self, qkv: torch.Tensor, query_start: torch.Tensor, num_heads: int, scale: float
+    ) -> torch.Tensor:
+        num_tokens, size = qkv.shape
+        num_requests = query_start.shape[0] - 1
+        head_dim = size // (3 * num_heads)
+        check_head_dim(head_dim)
+        check("qkv", qkv, (num_tokens, 3 * num_heads * head_dim))
+        check("query_start", query_start, (num_requests + 1,), torch.int32)
+        out = torch.empty((num_tokens, num_heads * head_dim), dtype=qkv.dtype)
+        _cpu.encoder_attention(
+            qkv.data_ptr(),
+            query_start.data_ptr(),
+            out.data_ptr(),
+            num_tokens,
+            num_requests,
+            num_heads,
+            head_dim,
+            scale,
+            dtype_code(qkv.dtype),
         )
         return out

@@ -71,6 +71,28 @@ class Ops:
         residual += x.float()
         return Ops.rms_norm(self, residual, weight, eps, out_dtype)
 
+    def add_layer_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """residual [T, H] float32 becomes, in place, the layer norm (Ba et al., 2016) of residual + x: a post-norm layer.
+
+        x [T, H] dtype; weight, bias [H] float32. Returns the new residual rounded to out_dtype.
+        """
+        residual += x.float()
+        residual.copy_(F.layer_norm(residual, weight.shape, weight, bias, eps))
+        return residual.to(out_dtype, copy=True)
+
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, I] dtype · Φ(x), Φ being the normal distribution's, not an approximation (Hendrycks and Gimpel, 2016)."""
+        x32 = x.float()
+        return (x32 * 0.5 * torch.erfc(x32 * -(0.5**0.5))).to(x.dtype)
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [T, 2·I] dtype: silu(first half) · second half -> [T, I] dtype (Shazeer, 2020: SwiGLU)."""
         gate, up = gate_up.float().chunk(2, dim=-1)
@@ -79,6 +101,16 @@ class Ops:
     def gather_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Rows of x [T, H] at indices [S] int32 -> [S, H]."""
         return x[indices.long()]
+
+    def mean_rows(self, x: torch.Tensor, row_start: torch.Tensor) -> torch.Tensor:
+        """Mean over each request's rows, of which there is at least one: x [T, H] dtype, row_start [R + 1] int32, from 0
+        to T -> [R, H] float32."""
+        sizes = row_start.diff().tolist()
+        return torch.stack([rows.float().mean(dim=0) for rows in x.split(sizes)])
+
+    def l2_normalize(self, x: torch.Tensor) -> torch.Tensor:
+        """x [S, H] dtype / max(‖x‖₂, 1e-12) -> [S, H] float32."""
+        return F.normalize(x.float(), dim=-1, eps=1e-12)
 
     def rope_write_kv(
         self,
@@ -148,3 +180,21 @@ class Ops:
             scores.masked_fill_(hidden, float("-inf"))
             out[rows] = (torch.softmax(scores, dim=-1) @ value).transpose(0, 1).to(q.dtype)
         return out.view(q.shape[0], num_heads * head_dim)
+
+    def encoder_attention(
+        self, qkv: torch.Tensor, query_start: torch.Tensor, num_heads: int, scale: float
+    ) -> torch.Tensor:
+        """Softmax attention of every token over all tokens of its request, in both directions and without a cache.
+
+        qkv [T, 3·Hq·D] dtype: query heads, then key heads, then value heads. query_start [R + 1] int32: from 0 to T, each
+        request's first row. Returns [T, Hq·D] dtype.
+        """
+        num_tokens = qkv.shape[0]
+        out = torch.empty((num_tokens, qkv.shape[1] // 3), dtype=qkv.dtype, device=qkv.device)
+        starts = query_start.tolist()
+        for first, last in zip(starts, starts[1:], strict=False):
+            heads = qkv[first:last].float().view(last - first, 3, num_heads, -1)
+            query, key, value = heads.permute(1, 2, 0, 3)  # [Hq, tokens, D]
+            weights = torch.softmax(query @ key.transpose(1, 2) * scale, dim=-1)
+            out[first:last] = (weights @ value).transpose(0, 1).reshape(last - first, -1).to(qkv.dtype)
+        return out

@@ -15,8 +15,12 @@ __all__ = [
     "Expected",
     "KVInputs",
     "assert_within",
+    "expected_add_layer_norm",
     "expected_attention",
+    "expected_gelu",
+    "expected_l2_normalize",
     "expected_linear",
+    "expected_mean",
     "expected_rms_norm",
     "expected_rotation",
     "expected_silu_mul",
@@ -68,6 +72,38 @@ def expected_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Expe
     return Expected(value, value.abs() * chain_error(x.shape[1]))
 
 
+def expected_add_layer_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> Expected:
+    total = (residual + x.float()).double()
+    mean, size = total.mean(dim=-1, keepdim=True), total.shape[1]
+    centered = total - mean
+    scale = 1.0 / (centered.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+    centered_error = (total.abs().mean(dim=-1, keepdim=True) + total.abs()) * chain_error(size)
+    relative_error = chain_error(size) + centered_error.square().mean(dim=-1, keepdim=True).sqrt() * scale
+    norm_error = centered_error * scale + (centered * scale).abs() * relative_error
+    value = centered * scale * weight.double() + bias.double()
+    return Expected(value, norm_error * weight.double().abs() + (value.abs() + bias.double().abs()) * FLOAT32_ROUNDING)
+
+
+def expected_gelu(x: torch.Tensor) -> Expected:
+    x = x.double()
+    value = x * 0.5 * torch.erfc(-x * 0.5**0.5)
+    return Expected(value, value.abs() * (8 + 2 * x.square()) * FLOAT32_ROUNDING + x.abs() * 2.0**-126)
+
+
+def expected_mean(x: torch.Tensor) -> Expected:
+    """Of the rows x [n, H]."""
+    x = x.double()
+    return Expected(x.mean(dim=0), x.abs().mean(dim=0) * chain_error(x.shape[0]))
+
+
+def expected_l2_normalize(x: torch.Tensor) -> Expected:
+    x = x.double()
+    value = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    return Expected(value, value.abs() * chain_error(x.shape[1]))
+
+
 def expected_silu_mul(gate_up: torch.Tensor) -> Expected:
     gate, up = gate_up.double().chunk(2, dim=-1)
     value = gate * torch.sigmoid(gate) * up
@@ -86,7 +122,7 @@ def expected_rotation(heads: torch.Tensor, cos_sin: torch.Tensor) -> Expected:
 
 
 def expected_attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int, causal: bool = True
 ) -> Expected:
     """q [Q, Hq, D]: the last Q positions of one request; keys, values [L, Hkv, D]. Result [Q, Hq · D]."""
     num_queries, num_heads, head_dim = q.shape
@@ -96,7 +132,7 @@ def expected_attention(
     key = keys.double().transpose(0, 1).repeat_interleave(group, dim=0)  # [Hq, L, D]
     value = values.double().transpose(0, 1).repeat_interleave(group, dim=0)
     distance = torch.arange(length - num_queries, length).unsqueeze(1) - torch.arange(length)
-    hidden = distance < 0
+    hidden = (distance < 0) & causal
     if window > 0:
         hidden |= distance >= window
     scores = (query @ key.transpose(1, 2) * scale).masked_fill(hidden, float("-inf"))

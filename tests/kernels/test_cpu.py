@@ -107,6 +107,12 @@ def test_indices_outside_their_tensor_are_refused(inputs: KVInputs) -> None:
     for bad in (20, -1):
         with pytest.raises(IndexError, match=rf"token_ids\[1\] is {bad}, outside \[0, 20\)"):
             ops.embedding(torch.tensor([3, bad], dtype=torch.int32), packed)
+    for starts in ([0, 3], [1, 4], [0, 5, 4]):
+        row_start = torch.tensor(starts, dtype=torch.int32)
+        with pytest.raises(IndexError, match="row_start must run from 0"):
+            ops.mean_rows(torch.randn(4, 16), row_start)
+        with pytest.raises(IndexError, match="query_start must run from 0"):
+            ops.encoder_attention(torch.randn(4, 48), row_start, 1, 1.0)
     with pytest.raises(IndexError, match="indices"):
         ops.gather_rows(torch.randn(4, 2), torch.tensor([4], dtype=torch.int32))
     cache = inputs.cache(ops, torch.float32)

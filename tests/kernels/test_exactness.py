@@ -25,11 +25,14 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def row_ops(ops: CpuOps, dtype: torch.dtype) -> dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]]:
     """Ops on rows: the row's length, and the op on x [T, length] of dtype."""
     packed = ops.pack(torch.randn(70, 100).to(dtype))
-    bias, norm = torch.randn(70), torch.randn(100)
+    bias, norm, shift = torch.randn(70), torch.randn(100), torch.randn(100)
     return {
         "linear": (100, lambda x: ops.linear(x, packed, bias, dtype)),
         "rms_norm": (100, lambda x: ops.rms_norm(x.float(), norm, 1e-5, dtype)),
         "add_rms_norm": (100, lambda x: ops.add_rms_norm(x, x.float() * 3, norm, 1e-5, dtype)),
+        "add_layer_norm": (100, lambda x: ops.add_layer_norm(x, x.float() * 3, norm, shift, 1e-5, dtype)),
+        "l2_normalize": (100, ops.l2_normalize),
+        "gelu": (101, ops.gelu),
         "silu_mul": (202, ops.silu_mul),
     }
 
@@ -68,6 +71,9 @@ def test_all_instruction_sets_give_the_same_bits(dtype: torch.dtype) -> None:
         outs = [op(torch.randn(67, length).to(dtype)) for length, op in row_ops(ops, dtype).values()]
         inputs = KVInputs.random([700, 70, 3], [1, 70, 2], 6, 2, 48, dtype, window=600)
         cache = inputs.cache(ops, dtype)
+        starts = torch.tensor([0, 30, 67], dtype=torch.int32)
+        x = torch.randn(67, 3 * 2 * 48).to(dtype)
+        outs += [ops.encoder_attention(x, starts, 2, 0.3), ops.mean_rows(x, starts)]
         results.append([*outs, cache, inputs.attend(ops, cache)])
     cpu.set_isa(before)
     for result in results[1:]:
@@ -99,6 +105,20 @@ def test_attention_of_a_request_does_not_depend_on_the_batch(native: CpuOps) -> 
         )
         assert same_bits(one.attend(native, one.cache(native, torch.float16)), together[start : start + count])
         start += count
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_encoder_attention_and_mean_of_a_request_do_not_depend_on_the_batch(
+    native: CpuOps, dtype: torch.dtype
+) -> None:
+    sizes = [40, 1, 700, 64, 513, 17]
+    qkv = torch.randn(sum(sizes), 3 * 4 * 32).to(dtype)
+    starts = torch.tensor([0, *sizes]).cumsum(0).to(torch.int32)
+    attended, means = native.encoder_attention(qkv, starts, 4, 0.2), native.mean_rows(qkv, starts)
+    for part, rows, mean in zip(qkv.split(sizes), attended.split(sizes), means, strict=True):
+        alone = torch.tensor([0, len(part)], dtype=torch.int32)
+        assert same_bits(native.encoder_attention(part, alone, 4, 0.2), rows)
+        assert same_bits(native.mean_rows(part, alone)[0], mean)
 
 
 @pytest.mark.parametrize("window", [0, 100])

@@ -11,7 +11,12 @@ from octavo.kernels.testing import (
     Expected,
     KVInputs,
     assert_within,
+    expected_add_layer_norm,
+    expected_attention,
+    expected_gelu,
+    expected_l2_normalize,
     expected_linear,
+    expected_mean,
     expected_rms_norm,
     expected_rotation,
     expected_silu_mul,
@@ -74,6 +79,54 @@ def test_add_rms_norm(ops: Ops, dtype: torch.dtype, size: tuple[int, int]) -> No
     y = ops.add_rms_norm(x, residual, weight, 1e-5, dtype)
     assert torch.equal(residual, total)
     assert_within(y, expected_rms_norm(total, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(1, 1), (3, 16), (2, 100), (65, 384)])
+def test_add_layer_norm(ops: Ops, dtype: torch.dtype, size: tuple[int, int]) -> None:
+    x, residual = torch.randn(size).to(dtype), torch.randn(size) * 3 + 5
+    weight, bias = torch.randn(size[1]), torch.randn(size[1])
+    expected = expected_add_layer_norm(x, residual, weight, bias, 1e-12)
+    y = ops.add_layer_norm(x, residual, weight, bias, 1e-12, dtype)
+    assert y.dtype == dtype
+    assert torch.equal(y, residual.to(dtype))
+    assert y.data_ptr() != residual.data_ptr()
+    assert_within(residual, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_over_the_whole_range(ops: Ops, dtype: torch.dtype) -> None:
+    """Relative accuracy in the left tail too, where 1 + erf would have lost it."""
+    ends = torch.tensor([-1e30, -50.0, 50.0, 1e30]) if dtype != torch.float16 else torch.tensor([-5e4, 5e4])
+    x = torch.cat((torch.linspace(-14, 14, 9999), torch.linspace(-1e-3, 1e-3, 999), torch.zeros(1), ends)).to(dtype)
+    assert_within(ops.gelu(x.unsqueeze(0)), expected_gelu(x.unsqueeze(0)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden_size", [1, 17, 384])
+def test_mean_rows_and_l2_normalize(ops: Ops, dtype: torch.dtype, hidden_size: int) -> None:
+    sizes = [1, 40, 2, 300]
+    x = (torch.randn(sum(sizes), hidden_size) + 1).to(dtype)
+    starts = torch.tensor([0, *sizes]).cumsum(0).to(torch.int32)
+    means = ops.mean_rows(x, starts)
+    for mean, rows in zip(means, x.split(sizes), strict=True):
+        assert_within(mean, expected_mean(rows))
+    assert_within(ops.l2_normalize(x), expected_l2_normalize(x))
+    assert torch.count_nonzero(ops.l2_normalize(torch.zeros(3, hidden_size, dtype=dtype))) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(1, 16), (12, 32), (3, 64), (2, 48), (1, 256)])
+def test_encoder_attention(ops: Ops, dtype: torch.dtype, heads: tuple[int, int]) -> None:
+    sizes = [1, 33, 16, 530, 2]  # one longer than a partition
+    num_heads, head_dim = heads
+    qkv = torch.randn(sum(sizes), 3 * num_heads * head_dim).to(dtype)
+    starts = torch.tensor([0, *sizes]).cumsum(0).to(torch.int32)
+    out = ops.encoder_attention(qkv, starts, num_heads, head_dim**-0.5)
+    assert out.dtype == dtype
+    for rows, result in zip(qkv.split(sizes), out.split(sizes), strict=True):
+        q, k, v = rows.view(-1, 3, num_heads, head_dim).unbind(1)
+        assert_within(result, expected_attention(q, k, v, head_dim**-0.5, 0, causal=False))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
