@@ -9,6 +9,7 @@ key-value heads. T is the only dimension that varies between steps. Activations 
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -80,16 +81,16 @@ class Ops:
         eps: float,
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
-        """residual [T, H] float32 becomes, in place, the layer norm (Ba et al., 2016) of residual + x: a post-norm layer.
+        """residual [T, H] float32 becomes, in place, the layer norm (Ba et al., 2016) of residual + x [T, H] dtype.
 
-        x [T, H] dtype; weight, bias [H] float32. Returns the new residual rounded to out_dtype.
+        weight, bias [H] float32. Returns the new residual rounded to out_dtype. This is how post-norm models add.
         """
         residual += x.float()
         residual.copy_(F.layer_norm(residual, weight.shape, weight, bias, eps))
         return residual.to(out_dtype, copy=True)
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, I] dtype · Φ(x), Φ being the normal distribution's, not an approximation (Hendrycks and Gimpel, 2016)."""
+        """x [T, I] dtype · Φ(x), with the normal distribution's own Φ (Hendrycks and Gimpel, 2016)."""
         x32 = x.float()
         return (x32 * 0.5 * torch.erfc(x32 * -(0.5**0.5))).to(x.dtype)
 
@@ -103,8 +104,10 @@ class Ops:
         return x[indices.long()]
 
     def mean_rows(self, x: torch.Tensor, row_start: torch.Tensor) -> torch.Tensor:
-        """Mean over each request's rows, of which there is at least one: x [T, H] dtype, row_start [R + 1] int32, from 0
-        to T -> [R, H] float32."""
+        """Mean over each request's rows, of which there is at least one.
+
+        x [T, H] dtype; row_start [R + 1] int32: from 0 to T, each request's first row. Returns [R, H] float32.
+        """
         sizes = row_start.diff().tolist()
         return torch.stack([rows.float().mean(dim=0) for rows in x.split(sizes)])
 
@@ -186,13 +189,13 @@ class Ops:
     ) -> torch.Tensor:
         """Softmax attention of every token over all tokens of its request, in both directions and without a cache.
 
-        qkv [T, 3·Hq·D] dtype: query heads, then key heads, then value heads. query_start [R + 1] int32: from 0 to T, each
-        request's first row. Returns [T, Hq·D] dtype.
+        qkv [T, 3·Hq·D] dtype: query heads, then key heads, then value heads. query_start [R + 1] int32: from 0 to T,
+        each request's first row. Returns [T, Hq·D] dtype.
         """
         num_tokens = qkv.shape[0]
         out = torch.empty((num_tokens, qkv.shape[1] // 3), dtype=qkv.dtype, device=qkv.device)
         starts = query_start.tolist()
-        for first, last in zip(starts, starts[1:], strict=False):
+        for first, last in pairwise(starts):
             heads = qkv[first:last].float().view(last - first, 3, num_heads, -1)
             query, key, value = heads.permute(1, 2, 0, 3)  # [Hq, tokens, D]
             weights = torch.softmax(query @ key.transpose(1, 2) * scale, dim=-1)

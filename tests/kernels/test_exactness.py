@@ -108,9 +108,7 @@ def test_attention_of_a_request_does_not_depend_on_the_batch(native: CpuOps) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_encoder_attention_and_mean_of_a_request_do_not_depend_on_the_batch(
-    native: CpuOps, dtype: torch.dtype
-) -> None:
+def test_encoder_attention_and_mean_of_a_request_do_not_depend_on_the_batch(native: CpuOps, dtype: torch.dtype) -> None:
     sizes = [40, 1, 700, 64, 513, 17]
     qkv = torch.randn(sum(sizes), 3 * 4 * 32).to(dtype)
     starts = torch.tensor([0, *sizes]).cumsum(0).to(torch.int32)
