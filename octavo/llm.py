@@ -55,6 +55,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
     """Prompt tokens whose KV was taken from the prefix cache."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One entry a token of the prompt, where asked for; None for the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class LLM:
     ) -> Generator[str, None, None]:
         """Answer one conversation, yielding text as it is generated. Closing the generator aborts the request."""
         params = sampling_params or SamplingParams(max_tokens=None)
+        params = params.with_bad_words_encoded(self._encode_plain)
         request = self._add(*self._encode_chat(messages, {}), params)
         output, sent = request.outputs[0], 0
         try:
@@ -158,13 +161,17 @@ class LLM:
             return prompt, self.tokenizer.encode(prompt)
         return None, list(cast(Sequence[int], prompt))
 
+    def _encode_plain(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
     def _encode_chat(self, messages: Messages, template_options: Mapping[str, Any]) -> tuple[str | None, list[int]]:
         text = self.chat_template.render([dict(message) for message in messages], **template_options)
-        return text, self.tokenizer.encode(text, add_special_tokens=False)
+        return text, self._encode_plain(text)
 
     def _run(
         self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
+        params = [one.with_bad_words_encoded(self._encode_plain) for one in params]
         for (_, token_ids), one in zip(prompts, params, strict=True):
             self.engine.limits.check(token_ids, one)
         requests = [self._add(text, ids, one) for (text, ids), one in zip(prompts, params, strict=True)]
@@ -207,6 +214,8 @@ class LLM:
         output, choice = sequence.output, sequence.choice
         piece = choice.append(delta)
         sequence.request.num_cached_tokens = max(sequence.request.num_cached_tokens, choice.num_cached_tokens)
+        if piece.prompt_logprobs is not None:
+            sequence.request.prompt_logprobs = [None, *piece.prompt_logprobs]
         output.token_ids += piece.token_ids
         if sequence.params.detokenize:
             output.text += piece.text

@@ -4,7 +4,9 @@ Knows nothing of HTTP or of devices; the server's schemas turn into this, and `L
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from octavo.errors import InvalidRequestError
 
@@ -12,6 +14,7 @@ __all__ = ["SamplingParams", "StructuredOutputs"]
 
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 256
 SEED_BITS = 63
 GREEDY_BELOW = 1e-5  # dividing logits by less than this overflows or changes nothing
 
@@ -67,9 +70,10 @@ class SamplingParams:
     n: int = 1
     """Completions to return for the prompt."""
     max_tokens: int | None = 16
-    """Most tokens to generate; None: up to the model's context."""
+    """Most tokens to generate; None: up to the model's context. 0 reads the prompt only, for its log-probabilities."""
     min_tokens: int = 0
-    """End-of-sequence and stop tokens are not sampled before this many tokens were generated."""
+    """Before this many tokens were generated, end-of-sequence and stop tokens are not sampled and stop strings do not
+    count."""
     temperature: float = 1.0
     """0 is greedy: the most likely token, the lowest id among equals."""
     top_p: float = 1.0
@@ -88,6 +92,12 @@ class SamplingParams:
     """Added to the logits of these token ids, -100 to 100."""
     seed: int | None = None
     """The result for a seed depends on neither the batch nor the load; None draws a seed."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Sample these tokens only."""
+    bad_words: tuple[str, ...] = ()
+    """Words that are not generated: the last token of a word's is not sampled after the others."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """The words' tokens, filled in by `with_bad_words_encoded` where there is a tokenizer."""
     stop: tuple[str, ...] = ()
     """Strings that end the output; not part of it unless `include_stop_str_in_output`."""
     stop_token_ids: tuple[int, ...] = ()
@@ -97,6 +107,8 @@ class SamplingParams:
     """Go on after the model's end-of-sequence token."""
     logprobs: int | None = None
     """Return the log-probability of each generated token and of this many most likely ones (0: the token's own)."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first. Such a request does not read the prefix cache."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     detokenize: bool = True
@@ -105,7 +117,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_int("n", self.n, 1, 128, "an integer from 1 to 128")
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, math.inf, "an integer of at least 1")
+            _check_int("max_tokens", self.max_tokens, 0, math.inf, "an integer of at least 0")
         _check_int("min_tokens", self.min_tokens, 0, math.inf, "an integer of at least 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _fail("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
@@ -123,6 +135,7 @@ class SamplingParams:
             _check_number("logit_bias", bias, -100.0, 100.0, "values from -100 to 100")
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**SEED_BITS), 2**SEED_BITS - 1, "a 64-bit integer")
+        self._check_tokens()
         if isinstance(self.stop, str):  # what every client is tempted to write
             object.__setattr__(self, "stop", (self.stop,))
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -136,12 +149,50 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, math.inf, "made of token ids of at least 0")
-        if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (number := getattr(self, name)) is not None:
+                _check_int(name, number, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}")
+
+    def _check_tokens(self) -> None:
+        """What restricts the choice of tokens."""
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                _fail("allowed_token_ids", [], "a list of at least one token id")
+            for token_id in self.allowed_token_ids:
+                _check_int("allowed_token_ids", token_id, 0, math.inf, "made of token ids of at least 0")
+        object.__setattr__(self, "bad_words", (self.bad_words,) if isinstance(self.bad_words, str) else self.bad_words)
+        object.__setattr__(self, "bad_words", tuple(self.bad_words))
+        object.__setattr__(self, "bad_words_token_ids", tuple(map(tuple, self.bad_words_token_ids)))
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            _fail("bad_words", len(self.bad_words), f"at most {MAX_BAD_WORDS} strings")
+        for word in self.bad_words:
+            if not isinstance(word, str) or not word.strip():
+                _fail("bad_words", word, "made of strings that are not blank")
+
+    def with_bad_words_encoded(self, encode: Callable[[str], list[int]]) -> Self:
+        """These parameters with `bad_words_token_ids` for `bad_words`; `encode` adds no special tokens.
+
+        Each word is banned in two spellings: as a text begins with it, and after a space.
+        """
+        if not self.bad_words:
+            return self
+        sequences: list[tuple[int, ...]] = []
+        for word in map(str.lstrip, self.bad_words):
+            first, spaced = tuple(encode(word)), tuple(encode(f" {word}"))
+            sequences.append(first)
+            if spaced[-len(first) :] != first:  # else the first bans it too
+                sequences.append(spaced)
+        return replace(self, bad_words_token_ids=tuple(filter(None, sequences)))
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidRequestError for a token id outside the model's vocabulary."""
-        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+        for name, ids in (
+            ("logit_bias", self.logit_bias),
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("bad_words", [token_id for sequence in self.bad_words_token_ids for token_id in sequence]),
+        ):
             for token_id in ids:
                 if token_id >= vocab_size:
                     _fail(name, token_id, f"made of token ids below the vocabulary's size ({vocab_size})")

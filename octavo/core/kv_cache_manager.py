@@ -36,7 +36,7 @@ class KVCacheManager:
     def match_prefix(self, request: Request) -> BlockTables:
         """The longest run of leading blocks that are in the cache, short of the last token: it must be computed."""
         prefix: BlockTables = tuple([] for _ in range(self.num_groups))
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or request.skips_prefix_cache:
             return prefix
         self._extend_hashes(request)
         for block_hash in islice(request.block_hashes, (request.num_tokens - 1) // self.block_size):

@@ -38,15 +38,16 @@ class RequestLimits:
         asked = 1 if params.max_tokens is None else params.max_tokens
         request = f"The request has {num_prompt_tokens} tokens in the prompt and asks for {asked} more"
         total = num_prompt_tokens + asked
+        num_kv_tokens = max(total - 1, num_prompt_tokens)  # the last sampled token is never computed
         if total > self.max_model_len:
             raise ContextLengthError(
                 f"This model's maximum context length is {self.max_model_len} tokens. {request}, {total} together. "
                 "Shorten the prompt or lower max_tokens; the server's limit is set by --max-model-len."
             )
-        if total - 1 > self.kv_capacity_tokens:  # the last sampled token is never computed, so it needs no KV
+        if num_kv_tokens > self.kv_capacity_tokens:
             raise ContextLengthError(
                 f"The server's KV cache holds {self.kv_capacity_tokens} tokens. {request}, which needs room for "
-                f"{total - 1}. Shorten the prompt or lower max_tokens; the server's limit is set by "
+                f"{num_kv_tokens}. Shorten the prompt or lower max_tokens; the server's limit is set by "
                 "--kv-cache-memory-bytes or --gpu-memory-utilization."
             )
 
@@ -60,10 +61,12 @@ class Request:
     """One sequence's token ledger.
 
     `token_ids` holds the known tokens: the prompt, then the accepted output. Steps in flight sample tokens whose value
-    is not known yet; `num_placeholders` counts them, and `num_tokens` counts both kinds.
+    is not known yet; `num_placeholders` counts them, and `num_tokens` counts both kinds. With a `max_tokens` of 0 the
+    prompt is computed to its end all the same, and the one token that is sampled there is not accepted.
 
-    Invariants: num_computed_tokens <= num_tokens <= num_prompt_tokens + max_tokens; there are no more placeholders than
-    steps in flight; the token that reaches max_tokens is never computed. Only the scheduler writes here.
+    Invariants: num_computed_tokens <= num_tokens <= num_prompt_tokens + max(max_tokens, 1); there are no more
+    placeholders than steps in flight; the token that reaches max_tokens is never computed. Only the scheduler writes
+    here.
     """
 
     __slots__ = (
@@ -73,6 +76,7 @@ class Request:
         "eos_token_ids",
         "finish_reason",
         "max_tokens",
+        "most_computed_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_placeholders",
@@ -106,7 +110,7 @@ class Request:
         they are added here or, with `ignore_eos`, taken away unless the request itself names them.
         """
         assert prompt_token_ids
-        assert max_tokens >= 1
+        assert max_tokens >= 0
         if sampling_params.ignore_eos:
             stop_token_ids -= eos_token_ids.difference(sampling_params.stop_token_ids)
         else:
@@ -124,6 +128,7 @@ class Request:
 
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
+        self.most_computed_tokens = self.num_prompt_tokens + max(max_tokens, 1) - 1
         self.num_placeholders = 0
         self.num_computed_tokens = 0
         self.num_steps_in_flight = 0
@@ -149,9 +154,13 @@ class Request:
     @property
     def gap(self) -> int:
         """Tokens left to compute: all but the one that reaches `max_tokens`."""
-        num_tokens = len(self.token_ids) + self.num_placeholders
-        last = self.num_prompt_tokens + self.max_tokens - 1
-        return (num_tokens if num_tokens < last else last) - self.num_computed_tokens
+        num_tokens, most = len(self.token_ids) + self.num_placeholders, self.most_computed_tokens
+        return (num_tokens if num_tokens < most else most) - self.num_computed_tokens
+
+    @property
+    def skips_prefix_cache(self) -> bool:
+        """Its own blocks can be shared, but none are taken from the cache: every position must be computed."""
+        return self.sampling_params.prompt_logprobs is not None
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add an accepted token. Returns why it ends the request, None when it does not."""
@@ -173,7 +182,7 @@ class Request:
     def check(self) -> None:
         assert 0 <= self.num_computed_tokens <= self.num_tokens
         assert 0 <= self.num_placeholders <= self.num_steps_in_flight
-        assert self.num_tokens <= self.num_prompt_tokens + self.max_tokens
+        assert self.num_tokens <= self.most_computed_tokens + 1
         assert self.token_ids[: self.num_prompt_tokens] == self.prompt_token_ids
         assert self.num_cached_tokens < self.num_prompt_tokens
         assert self.was_scheduled or not self.num_computed_tokens

@@ -86,6 +86,7 @@ class Scheduler:
         self._num_finished: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._num_preemptions = 0
         self._num_prompt_tokens = 0
+        self._num_queried_tokens = 0
         self._num_cached_tokens = 0
         self._num_generation_tokens = 0
         self._num_generation_tokens_shown = 0
@@ -99,7 +100,7 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queue a request that `RequestLimits` let pass."""
         assert request.request_id not in self._requests
-        assert request.num_prompt_tokens + request.max_tokens - 1 <= self.config.kv_capacity_tokens
+        assert request.most_computed_tokens <= self.config.kv_capacity_tokens
         self._num_received += 1
         self._requests[request.request_id] = self._waiting[request.request_id] = request
 
@@ -142,6 +143,7 @@ class Scheduler:
         """
         assert next(iter(self._in_flight)) == scheduler_output.step_id
         deltas = []
+        prompt_logprobs = dict(result.prompt_logprobs)
         for request_id, message in result.failed.items():
             self._kv.forget_hashes(self._kv.block_ids(request_id))
             deltas += self._fail(self._requests[request_id], message)
@@ -150,7 +152,10 @@ class Scheduler:
         ):
             request = self._requests[request_id]
             if request.finish_reason is None:
-                deltas.append(self._accept(request, token_ids, logprobs))
+                deltas.append(self._accept(request, token_ids, logprobs, prompt_logprobs.pop(request_id, None)))
+        for request_id, rows in prompt_logprobs.items():  # prompts that are not read to their end
+            if self._requests[request_id].finish_reason is None:
+                deltas.append(RequestDelta(request_id, [], prompt_logprobs=rows))
         self._retire(scheduler_output)
         return deltas
 
@@ -247,6 +252,8 @@ class Scheduler:
         request.was_scheduled = True
         request.num_cached_tokens = request.num_computed_tokens
         self._num_prompt_tokens += request.num_prompt_tokens
+        if self.config.enable_prefix_caching and not request.skips_prefix_cache:
+            self._num_queried_tokens += request.num_prompt_tokens
         self._num_cached_tokens += request.num_cached_tokens
         step.new_requests.append(
             NewRequest(
@@ -274,9 +281,15 @@ class Scheduler:
 
     # ---- results
 
-    def _accept(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> RequestDelta:
+    def _accept(
+        self,
+        request: Request,
+        token_ids: list[int],
+        logprobs: list[TokenLogprobs] | None,
+        prompt_logprobs: list[TokenLogprobs] | None,
+    ) -> RequestDelta:
         request.num_placeholders -= 1
-        reason: FinishReason | None = None
+        reason: FinishReason | None = None if request.max_tokens else "length"
         num_accepted = 0
         while num_accepted < len(token_ids) and reason is None:
             reason = request.append(token_ids[num_accepted])
@@ -293,6 +306,7 @@ class Scheduler:
             reason,
             request.stop_reason,
             request.num_cached_tokens,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _fail(self, request: Request, message: str) -> list[RequestDelta]:
@@ -341,7 +355,7 @@ class Scheduler:
             num_received=self._num_received,
             num_finished=dict(self._num_finished),
             num_preemptions=self._num_preemptions,
-            prefix_cache_queries=self._num_prompt_tokens if self.config.enable_prefix_caching else 0,
+            prefix_cache_queries=self._num_queried_tokens,
             prefix_cache_hits=self._num_cached_tokens,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens_shown,

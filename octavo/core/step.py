@@ -69,9 +69,9 @@ class TokenLogprobs:
     """Natural-log probabilities at one position, from the raw logits: before temperature, penalties and filters."""
 
     logprob: float
-    """Of the sampled token."""
+    """Of the token that is there: sampled, or the prompt's."""
     rank: int
-    """Of the sampled token among all, 1 for the most likely."""
+    """Of that token among all, 1 for the most likely."""
     top: list[tuple[int, float]]
     """(token id, logprob), most likely first; as many as the request asked for."""
 
@@ -87,6 +87,8 @@ class ModelRunnerOutput:
     """One entry a token for requests that asked for them."""
     failed: dict[int, str] = field(default_factory=dict)
     """Requests of the step whose computation failed (a NaN in their logits), with the reason; absent above."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """By request, the next of its prompt's tokens in order, the first token left out; no token comes twice."""
 
 
 class StepHandle(Protocol):
@@ -118,3 +120,6 @@ class RequestDelta:
     """Prompt tokens whose KV came from the prefix cache, at first admission."""
     error: str | None = None
     """Why the request failed, when `finish_reason` is "error"."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of the next tokens of the prompt, for requests that asked for them; all come before, or with, the first new
+    token."""

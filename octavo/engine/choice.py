@@ -28,6 +28,9 @@ class Piece:
     """"stop" or "length", in the last piece."""
     stop_reason: int | str | None
     """The stop token or stop string that ended the choice; None for the end-of-sequence token."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Where asked for, in the first piece that has a token or ends the choice: one entry for each token of the prompt
+    but the first."""
 
 
 class Choice:
@@ -35,8 +38,9 @@ class Choice:
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._detokenizer = Detokenizer(
-            tokenizer, params.skip_special_tokens, params.stop, params.include_stop_str_in_output
+            tokenizer, params.skip_special_tokens, params.stop, params.include_stop_str_in_output, params.min_tokens
         )
+        self._prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
         self._shows_stop = params.include_stop_str_in_output
         self.num_tokens = 0
         self.num_cached_tokens = 0
@@ -61,7 +65,18 @@ class Choice:
             finish_reason, stop_reason = "stop", stopped_by
         self.num_tokens += len(token_ids)
         self.is_finished = finish_reason is not None
-        return Piece(text, token_ids, logprobs, finish_reason, stop_reason)
+        prompt_logprobs = self._prompt_part(delta)
+        return Piece(text, token_ids, logprobs, finish_reason, stop_reason, prompt_logprobs)
+
+    def _prompt_part(self, delta: RequestDelta) -> list[TokenLogprobs] | None:
+        """The prompt's log-probabilities once all have come: with the first token, or the end."""
+        if self._prompt_logprobs is None:
+            return None
+        self._prompt_logprobs += delta.prompt_logprobs or ()
+        if not delta.new_token_ids and delta.finish_reason is None:
+            return None
+        whole, self._prompt_logprobs = self._prompt_logprobs, None
+        return whole
 
     def _text(self, delta: RequestDelta) -> str:
         shown = delta.new_token_ids
@@ -82,4 +97,5 @@ def merge(pieces: Sequence[Piece]) -> Piece:
         None if last.logprobs is None else [entry for piece in pieces for entry in piece.logprobs or ()],
         last.finish_reason,
         last.stop_reason,
+        next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None), None),
     )

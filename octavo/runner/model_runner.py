@@ -3,19 +3,22 @@
 Knows nothing of queues, budgets or why a request is in the step.
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.config import ResolvedConfig
-from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
 from octavo.models.loader import CausalLM
 from octavo.runner.input_batch import InputBatch, StepInputs
 from octavo.runner.kv_cache import allocate_kv_caches
-from octavo.runner.sampler import SampledTokens, Sampler
+from octavo.runner.logprobs import PromptLogprobs
+from octavo.runner.sampler import NOT_FINITE, SampledTokens, Sampler
 
 __all__ = ["ModelRunner"]
 
@@ -33,6 +36,7 @@ class ModelRunner:
         )
         self.batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
         self.sampler = Sampler(model_config.vocab_size)
+        self.prompt_logprobs = PromptLogprobs()
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -41,11 +45,18 @@ class ModelRunner:
         inputs = self.batch.prepare(step)
         ctx = self._context(inputs)
         hidden_states = self.model(self._to_device(inputs.input_ids), ctx)
-        logits = self.model.logits(hidden_states, self._to_device(inputs.logits_rows), ctx)
+
+        def logits_of(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+            logits: npt.NDArray[np.float32] = (
+                self.model.logits(hidden_states, self._to_device(tokens), ctx).cpu().numpy()
+            )
+            return logits
+
+        prompt_logprobs = self.prompt_logprobs.compute(step, inputs, logits_of)
         rows = inputs.rows[inputs.sampled].tolist()
-        sampled = self.sampler.sample(logits.cpu().numpy(), rows, inputs.seq_lens[inputs.sampled])
+        sampled = self.sampler.sample(logits_of(inputs.logits_rows), rows, inputs.seq_lens[inputs.sampled])
         self.batch.append(inputs, sampled.token_ids)
-        return _output([step.request_ids[i] for i in inputs.sampled], sampled)
+        return _output([step.request_ids[i] for i in inputs.sampled], sampled, prompt_logprobs)
 
     def forget(self, request_ids: list[int]) -> None:
         """Drop all state of requests that are finished."""
@@ -53,12 +64,14 @@ class ModelRunner:
             row = self.batch.remove(request_id)
             if row is not None:
                 self.sampler.remove(row)
+                self.prompt_logprobs.remove(row)
 
     def _update_requests(self, step: SchedulerOutput) -> None:
         self.forget(step.finished_request_ids)
         for request in step.new_requests:
             row = self.batch.add(request.request_id, request.prompt_token_ids)
             self.sampler.add(row, request)
+            self.prompt_logprobs.add(row, request)
         self.batch.apply(step)
 
     def _context(self, inputs: StepInputs) -> StepContext:
@@ -77,12 +90,11 @@ class ModelRunner:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
-def _output(request_ids: list[int], sampled: SampledTokens) -> ModelRunnerOutput:
-    failed = {
-        request_id: "The model's logits are not finite: the computation overflowed or the weights are damaged."
-        for request_id, bad in zip(request_ids, sampled.failed.tolist(), strict=True)
-        if bad
-    }
+def _output(
+    request_ids: list[int], sampled: SampledTokens, prompt_logprobs: dict[int, list[TokenLogprobs]]
+) -> ModelRunnerOutput:
+    failed = {request_ids[i]: message for i, message in sampled.failed.items()}
+    failed |= dict.fromkeys((i for i, entries in prompt_logprobs.items() if _has_nan(entries)), NOT_FINITE)
     good = [i for i, request_id in enumerate(request_ids) if request_id not in failed]
     logprobs = [sampled.logprobs[i] for i in good]
     return ModelRunnerOutput(
@@ -90,4 +102,9 @@ def _output(request_ids: list[int], sampled: SampledTokens) -> ModelRunnerOutput
         sampled_token_ids=[[token_id] for token_id in sampled.token_ids[good].tolist()],
         logprobs=[None if entry is None else [entry] for entry in logprobs],
         failed=failed,
+        prompt_logprobs={i: entries for i, entries in prompt_logprobs.items() if i not in failed},
     )
+
+
+def _has_nan(entries: list[TokenLogprobs]) -> bool:
+    return any(math.isnan(entry.logprob) for entry in entries)

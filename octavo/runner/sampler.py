@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.core.step import NewRequest, TokenLogprobs
+from octavo.runner.logprobs import token_logprobs
 from octavo.runner.philox import uniform
 from octavo.sampling_params import SamplingParams
 
@@ -22,6 +23,11 @@ SUM_BLOCK = 256
 THRESHOLDS = (1e-3, 1e-6, -1.0)
 """Weights, the largest being 1, above which filters look for their tokens; the last takes all."""
 
+NOT_FINITE = "The model's logits are not finite: the computation overflowed or the weights are damaged."
+NOTHING_LEFT = (
+    "No token is left to sample: allowed_token_ids, bad_words, logit_bias and min_tokens rule out all of them."
+)
+
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 
@@ -30,7 +36,8 @@ Float64Array = npt.NDArray[np.float64]
 class SampledTokens:
     token_ids: npt.NDArray[np.int64]  # [S]
     logprobs: list[TokenLogprobs | None]
-    failed: npt.NDArray[np.bool_]  # [S]: the row's logits held a NaN or an infinity
+    failed: dict[int, str]
+    """Rows that have no token, and why."""
 
 
 @dataclass(slots=True)
@@ -43,6 +50,8 @@ class _Row:
     num_prompt_tokens: int
     bias: tuple[npt.NDArray[np.int64], Float32Array] | None  # token ids [B], values [B]
     banned: npt.NDArray[np.int64] | None  # [B]: not before min_tokens
+    allowed: npt.NDArray[np.int64] | None  # [B]: no others
+    output: list[int] | None  # sampled so far, for bad_words
     in_prompt: npt.NDArray[np.bool_] | None  # [V], for the repetition penalty
     counts: npt.NDArray[np.int32] | None  # [V]: occurrences in the output, for the penalties
 
@@ -56,17 +65,22 @@ class Sampler:
 
     def add(self, row: int, request: NewRequest) -> None:
         params = request.sampling_params
-        bias, banned, in_prompt, counts = None, None, None, None
+        bias, banned, allowed, in_prompt, counts = None, None, None, None, None
         if params.logit_bias:
             bias = (np.array(list(params.logit_bias)), np.array(list(params.logit_bias.values()), np.float32))
         if params.min_tokens and request.stop_token_ids:
             banned = np.array(request.stop_token_ids)
+        if params.allowed_token_ids is not None:
+            allowed = np.array(params.allowed_token_ids)
+        output: list[int] | None = [] if params.bad_words_token_ids else None
         if params.has_penalties:
             counts = np.zeros(self.vocab_size, np.int32)
             in_prompt = np.zeros(self.vocab_size, np.bool_)
             in_prompt[request.prompt_token_ids] = True
         num_prompt_tokens = len(request.prompt_token_ids)
-        self._rows[row] = _Row(params, request.seed, request.choice, num_prompt_tokens, bias, banned, in_prompt, counts)
+        self._rows[row] = _Row(
+            params, request.seed, request.choice, num_prompt_tokens, bias, banned, allowed, output, in_prompt, counts
+        )
 
     def remove(self, row: int) -> None:
         del self._rows[row]
@@ -75,19 +89,24 @@ class Sampler:
         """logits [S, V], overwritten; rows [S]; positions [S]: of the tokens being sampled."""
         states = [self._rows[row] for row in rows]
         token_ids = logits.argmax(axis=-1)  # the first of equals; a NaN wins and is seen
-        failed = ~np.isfinite(logits[np.arange(len(states)), token_ids])
+        finite = np.isfinite(logits[np.arange(len(states)), token_ids])
+        failed = dict.fromkeys(np.flatnonzero(~finite).tolist(), NOT_FINITE)
         raw = {i: logits[i].copy() for i, state in enumerate(states) if state.params.logprobs is not None}
         for i, state in enumerate(states):
-            if _process(logits[i], state, int(positions[i])):
+            if i not in failed and _process(logits[i], state, int(positions[i])):
                 token_ids[i] = logits[i].argmax()
-        random = [i for i, state in enumerate(states) if not state.params.is_greedy and not failed[i]]
+                if logits[i, token_ids[i]] == -np.inf:
+                    failed[i] = NOTHING_LEFT
+        random = [i for i, state in enumerate(states) if not state.params.is_greedy and i not in failed]
         if random:
             self._draw(logits, [states[i] for i in random], random, positions, token_ids)
         for i, state in enumerate(states):
             if state.counts is not None:
                 state.counts[token_ids[i]] += 1
+            if state.output is not None:
+                state.output.append(int(token_ids[i]))
         logprobs = [
-            _token_logprobs(raw[i], int(token_ids[i]), state.params.logprobs or 0) if i in raw else None
+            token_logprobs(raw[i], int(token_ids[i]), state.params.logprobs or 0) if i in raw else None
             for i, state in enumerate(states)
         ]
         return SampledTokens(token_ids, logprobs, failed)
@@ -117,6 +136,16 @@ class Sampler:
 def _process(logits: Float32Array, state: _Row, position: int) -> bool:
     """Apply bias, bans and penalties to one row [V] in place; returns whether there were any."""
     changed = False
+    if state.allowed is not None:
+        kept = logits[state.allowed]
+        logits.fill(-np.inf)
+        logits[state.allowed] = kept
+        changed = True
+    if state.output is not None:
+        for *before, last in state.params.bad_words_token_ids:
+            if not before or state.output[-len(before) :] == before:
+                logits[last] = -np.inf
+                changed = True
     if state.bias is not None:
         ids, values = state.bias
         logits[ids] += values
@@ -190,17 +219,3 @@ def _invert(cumulative: Float64Array, noise: float) -> int:
     total = cumulative[-1]
     index = int(np.searchsorted(cumulative, noise * total, side="right"))
     return min(index, int(np.searchsorted(cumulative, total)))  # rounding must not lead beyond the last with a weight
-
-
-def _token_logprobs(logits: Float32Array, token_id: int, num_top: int) -> TokenLogprobs:
-    """Log-probabilities of one row [V] of raw logits."""
-    largest = logits.max()
-    log_total = largest + np.log(np.exp(logits - largest).sum())
-    chosen = logits[token_id]
-    rank = int(np.count_nonzero(logits > chosen)) + 1
-    top: list[tuple[int, float]] = []
-    if num_top:
-        num_top = min(num_top, len(logits))
-        ids = np.argpartition(logits, -num_top)[-num_top:]
-        top = [(int(i), float(logits[i] - log_total)) for i in sorted(ids, key=lambda i: (-logits[i], i))]
-    return TokenLogprobs(float(chosen - log_total), rank, top)

@@ -65,12 +65,13 @@ class StopMatcher:
     def num_held(self) -> int:
         return self._depth[self._state]
 
-    def feed(self, text: str) -> tuple[str, int] | None:
-        """The first stop string completed within `text` (the longest of those that end together) and where it ends."""
+    def feed(self, text: str, may_stop: bool = True) -> tuple[str, int] | None:
+        """The first stop string completed within `text` (the longest of those that end together) and where it ends.
+        Those that may not stop are passed over, though their ends can begin another."""
         for position, character in enumerate(text, 1):
             self._state = self._step(self._state, character)
             stop = self._stop[self._state]
-            if stop is not None:
+            if stop is not None and may_stop:
                 return stop, position
         return None
 
@@ -83,6 +84,7 @@ class Detokenizer:
     - Held back until they are decided: the bytes of an unfinished character, and the longest suffix that begins a stop
       string.
     - The stop string completed first wins; of those that end together, the longest. After it, tokens are ignored.
+      One that the first `min_tokens` tokens complete does not count.
     - Of a SentencePiece vocabulary's tokens the leading space is kept: the text continues a prompt.
     """
 
@@ -92,10 +94,12 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._include_stop = include_stop_str_in_output
+        self._min_tokens = min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._matcher = StopMatcher(stop)
         self._held = ""
@@ -140,7 +144,7 @@ class Detokenizer:
 
     def _release(self, new: str) -> str:
         """What `new` text makes safe to send; ends the text when it completes a stop string."""
-        found = self._matcher.feed(new)
+        found = self._matcher.feed(new, may_stop=self._num_tokens > self._min_tokens)
         text = self._held + new
         if found is None:
             cut = len(text) - self._matcher.num_held

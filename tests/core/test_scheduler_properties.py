@@ -43,7 +43,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix=st.sampled_from(PREFIXES),
         num_common=st.integers(0, 24),
         rest=st.lists(tokens, min_size=1, max_size=6),
-        max_tokens=st.integers(1, 20),
+        max_tokens=st.integers(0, 20),
         num_choices=st.integers(1, 2),
         min_tokens=st.integers(0, 2),
         ignore_eos=st.booleans(),

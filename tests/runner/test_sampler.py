@@ -124,7 +124,7 @@ def test_a_nan_fails_its_own_row_only() -> None:
     expected = logits.argmax(axis=-1)
     logits[1, 2999] = math.nan
     sampled = _sampler([SamplingParams(temperature=0.0)] * 3).sample(logits, range(3), _positions(3))
-    assert sampled.failed.tolist() == [False, True, False]
+    assert list(sampled.failed) == [1]
     assert sampled.token_ids[[0, 2]].tolist() == expected[[0, 2]].tolist()
 
 
@@ -169,4 +169,32 @@ def test_extreme_temperatures_neither_fail_nor_divide_by_zero() -> None:
     params = [SamplingParams(temperature=t) for t in (1e-300, 1e-4, 100.0)]
     sampled = _sampler(params).sample(logits[:1].repeat(3, axis=0), range(3), _positions(3))
     assert sampled.token_ids[:2].tolist() == [best, best]
-    assert not sampled.failed.any()
+    assert not sampled.failed
+
+
+def test_only_allowed_tokens_are_sampled() -> None:
+    logits = _logits(2, seed=8)
+    params = [SamplingParams(temperature=t, allowed_token_ids=(9, 40), logit_bias={9: 5.0}) for t in (0.0, 5.0)]
+    sampler = _sampler(params)
+    drawn = [sampler.sample(logits.copy(), range(2), _positions(2, p)).token_ids.tolist() for p in range(10, 60)]
+    assert {greedy for greedy, _ in drawn} == {9 if logits[0, 9] + 5 > logits[0, 40] else 40}
+    assert {random for _, random in drawn} == {9, 40}
+
+
+def test_the_last_token_of_a_bad_word_is_not_sampled_after_the_others() -> None:
+    base = np.zeros((1, VOCAB), np.float32)
+    base[0, 5], base[0, 6], base[0, 7] = 3.0, 2.0, 1.0
+    params = SamplingParams(temperature=0.0, bad_words=("x", "y"), bad_words_token_ids=((5, 5, 5), (6,)))
+    sampler = _sampler([params], prompt=[5, 5])  # what is in the prompt does not count
+    assert [int(sampler.sample(base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(6)] == [5, 5, 7, 5, 5, 7]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_that_rules_out_every_token_fails_alone(temperature: float) -> None:
+    logits = _logits(2, seed=2)
+    barred = SamplingParams(temperature=temperature, allowed_token_ids=(9,), min_tokens=3, logprobs=2)
+    sampler = _sampler([barred, SamplingParams(temperature=0.0)], stop=(9,))
+    sampled = sampler.sample(logits.copy(), range(2), _positions(2, 3))
+    assert list(sampled.failed) == [0]
+    assert "No token is left" in sampled.failed[0]
+    assert sampled.token_ids[1] == logits[1].argmax()

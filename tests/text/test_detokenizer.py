@@ -181,3 +181,23 @@ def test_a_long_output_costs_no_more_per_token_at_its_end() -> None:
         detokenizer.append((generator.randrange(3),))
     assert time.perf_counter() - begin < 10  # about half a second; quadratic work would take many minutes
     assert detokenizer.num_tokens == 200_000
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "text", "stopped_by"),
+    [(0, "x", "ab"), (2, "x", "ab"), (3, "xabx", "ab"), (4, "xabx", "ab"), (5, "xabx", "ab"), (6, "xabxab", None)],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_stop_string_completed_within_min_tokens_does_not_count(
+    min_tokens: int, text: str, stopped_by: str | None, at_once: bool
+) -> None:
+    detokenizer = Detokenizer(Pieces([b"x", b"a", b"b"]), stop=["ab"], min_tokens=min_tokens)
+    tokens = [0, 1, 2, 0, 1, 2]
+    assert run(detokenizer, [tokens] if at_once else [[token] for token in tokens]) == Outcome(
+        text, stopped_by, {None: 6, "ab": 3 if text == "x" else 6}[stopped_by]
+    )
+
+
+def test_a_stop_string_begun_within_min_tokens_counts_when_it_ends_after() -> None:
+    detokenizer = Detokenizer(Pieces([b"a"]), stop=["aa"], min_tokens=2)
+    assert run(detokenizer, [[0], [0], [0], [0]]) == Outcome("a", "aa", 3)
