@@ -10,12 +10,12 @@ from msgspec import UnsetType
 
 from octavo.engine.choice import Piece
 from octavo.server.logprobs import LogprobFormat
+from octavo.server.reading import MessageReader, Reading
 from octavo.server.responses import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
-    ChatMessage,
     Delta,
     TextChoice,
     TextCompletion,
@@ -27,6 +27,11 @@ __all__ = ["ChatFormat", "Format", "TextFormat"]
 ChunkUsage = Usage | UnsetType | None
 
 
+def _has_news(piece: Piece) -> bool:
+    """Whether a piece without text is worth a chunk."""
+    return bool(piece.logprobs) or piece.finish_reason is not None
+
+
 class Format(Protocol):
     """One request's way to write its answer. `usage` of a chunk: UNSET leaves the field out."""
 
@@ -34,7 +39,9 @@ class Format(Protocol):
         """Chunks that go before all pieces."""
         ...
 
-    def chunk(self, index: int, piece: Piece, usage: ChunkUsage) -> msgspec.Struct: ...
+    def chunks(self, index: int, piece: Piece, usage: ChunkUsage) -> list[msgspec.Struct]:
+        """None for a piece in which there is nothing to show."""
+        ...
 
     def last(self, usage: Usage) -> msgspec.Struct:
         """The chunk with the usage and no choice."""
@@ -46,26 +53,34 @@ class Format(Protocol):
 
 
 class ChatFormat:
-    def __init__(self, model: str, num_choices: int, logprobs: LogprobFormat) -> None:
+    def __init__(self, model: str, num_choices: int, logprobs: LogprobFormat, reading: Reading | None = None) -> None:
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
-        self._num_choices = num_choices
+        self._readers = [MessageReader(reading or Reading()) for _ in range(num_choices)]
         self._logprobs = logprobs
 
     def opening(self, usage: ChunkUsage) -> list[msgspec.Struct]:
         role = Delta(role="assistant", content="")
-        return [self._chunk([ChatChunkChoice(index, role)], usage) for index in range(self._num_choices)]
+        return [self._chunk([ChatChunkChoice(index, role)], usage) for index in range(len(self._readers))]
 
-    def chunk(self, index: int, piece: Piece, usage: ChunkUsage) -> msgspec.Struct:
-        choice = ChatChunkChoice(
-            index,
-            Delta(content=piece.text) if piece.text else Delta(),
-            self._logprobs.chat(piece),
-            piece.finish_reason,
-            piece.stop_reason,
+    def chunks(self, index: int, piece: Piece, usage: ChunkUsage) -> list[msgspec.Struct]:
+        reader = self._readers[index]
+        deltas = [reader.delta(part) for part in reader.parts(piece.text, piece.finish_reason is not None)]
+        if not deltas and not _has_news(piece):
+            return []
+        *earlier, last = deltas or [Delta()]
+        choices = [ChatChunkChoice(index, delta) for delta in earlier]
+        choices.append(
+            ChatChunkChoice(
+                index,
+                last,
+                self._logprobs.chat(piece),
+                reader.finish_reason(piece.finish_reason),
+                piece.stop_reason,
+            )
         )
-        return self._chunk([choice], usage)
+        return [self._chunk([choice], usage) for choice in choices]
 
     def last(self, usage: Usage) -> msgspec.Struct:
         return self._chunk([], usage)
@@ -74,12 +89,12 @@ class ChatFormat:
         choices = [
             ChatChoice(
                 index=index,
-                message=ChatMessage(content=piece.text),
+                message=reader.message(reader.parts(piece.text, is_last=True)),
                 logprobs=self._logprobs.chat(piece),
-                finish_reason=piece.finish_reason,
+                finish_reason=reader.finish_reason(piece.finish_reason),
                 stop_reason=piece.stop_reason,
             )
-            for index, piece in enumerate(pieces)
+            for index, (reader, piece) in enumerate(zip(self._readers, pieces, strict=True))
         ]
         return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
 
@@ -101,8 +116,10 @@ class TextFormat:
     def opening(self, usage: ChunkUsage) -> list[msgspec.Struct]:
         return [self._chunk([TextChoice(index, echo)], usage) for index, echo in enumerate(self._echoes) if echo]
 
-    def chunk(self, index: int, piece: Piece, usage: ChunkUsage) -> msgspec.Struct:
-        return self._chunk([self._choice(index, piece.text, piece)], usage)
+    def chunks(self, index: int, piece: Piece, usage: ChunkUsage) -> list[msgspec.Struct]:
+        if not piece.text and not _has_news(piece):
+            return []
+        return [self._chunk([self._choice(index, piece.text, piece)], usage)]
 
     def last(self, usage: Usage) -> msgspec.Struct:
         return self._chunk([], usage)

@@ -14,10 +14,14 @@ __all__ = [
     "ChatLogprobs",
     "ChatMessage",
     "Delta",
+    "FunctionCall",
+    "FunctionDelta",
     "PromptTokensDetails",
     "TextChoice",
     "TextCompletion",
     "TextLogprobs",
+    "ToolCall",
+    "ToolCallDelta",
     "TopLogprob",
     "Usage",
 ]
@@ -52,9 +56,27 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The first of a call has its id and its name, further ones more of its arguments."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta | None = None
+
+
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    """The same: vLLM's and DeepSeek's former name."""
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -74,10 +96,25 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+    """JSON, unless the limit cut it."""
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):

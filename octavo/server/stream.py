@@ -102,15 +102,13 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": usage + DONE})
 
     def _events(self, generation: Generation, deltas: list[RequestDelta]) -> list[bytes]:
-        """One event for each choice that has something to show."""
+        """Those of each choice that has something to show."""
         news: dict[int, list[Piece]] = {}
         for index, piece in self._pieces(generation, deltas):
             news.setdefault(index, []).append(piece)
-        events = []
+        events: list[bytes] = []
         for index, pieces in news.items():
-            piece = merge(pieces)
-            if piece.text or piece.logprobs or piece.finish_reason is not None:
-                events.append(_event(self._job.format.chunk(index, piece, self._chunk_usage())))
+            events += map(_event, self._job.format.chunks(index, merge(pieces), self._chunk_usage()))
         return events
 
     def _pieces(self, generation: Generation, deltas: list[RequestDelta]) -> list[tuple[int, Piece]]:
