@@ -50,7 +50,7 @@ def words(text: str) -> list[str]:
         return [text]
     import json
 
-    values = json.loads(text)
+    values: list[str] = json.loads(text)
     if not all(isinstance(value, str) for value in values):
         raise ValueError(f"{text} is not a list of strings")
     return values
@@ -135,7 +135,7 @@ def _add_option(group: Any, item: "Field[Any]") -> None:
     kinds = (words,) if is_list else getattr(item.type, "__args__", (item.type,))
     kind = next(kind for kind in kinds if kind is not type(None))
     help_text = item.metadata["help"].replace("%", "%%")
-    if is_list and item.default:
+    if isinstance(item.default, tuple) and item.default:
         help_text += f" Default: {' '.join(item.default)}."
     elif item.default not in (None, MISSING, ()) and kind is not bool:
         help_text += f" Default: {item.default}."

@@ -1,16 +1,27 @@
 """Errors in OpenAI's shape: which status, type and code each of ours has."""
 
 import logging
+from collections.abc import Sequence
 from http import HTTPStatus
 
 import msgspec
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import Send
 
 from octavo.errors import EngineBusyError, EngineDeadError, InvalidRequestError, OctavoError, RequestFailedError
 
-__all__ = ["Error", "ErrorBody", "describe", "install_error_handlers", "model_not_found", "not_serving"]
+__all__ = [
+    "Error",
+    "ErrorBody",
+    "describe",
+    "error_body",
+    "install_error_handlers",
+    "model_not_found",
+    "not_serving",
+    "send_error",
+]
 
 logger = logging.getLogger(__name__)
 MAX_SHOWN = 100
@@ -54,8 +65,22 @@ def not_serving(why: str, retry_after_s: int) -> HTTPException:
     return HTTPException(503, detail=error, headers={"Retry-After": str(retry_after_s)})
 
 
+def error_body(error: Error) -> bytes:
+    return msgspec.json.encode(ErrorBody(error))
+
+
+async def send_error(
+    send: Send, status: int, error: Error, headers: Sequence[tuple[bytes, bytes]] = (), *, is_last: bool = True
+) -> None:
+    """For code outside the handlers. `is_last=False` leaves the answer to be ended by an empty last piece."""
+    body = error_body(error)
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+
 def _response(status: int, error: Error, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(ErrorBody(error)), status, headers, media_type="application/json")
+    return Response(error_body(error), status, headers, media_type="application/json")
 
 
 def _on_octavo_error(request: Request, error: Exception) -> Response:

@@ -5,18 +5,19 @@ they load.
 """
 
 import os
+import resource
 import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.launch import ENGINE_COMMAND, EngineProcess
 
 __all__ = ["serve", "url_of"]
 
-BACKLOG = 2048
+BACKLOG = 4096
 
 
 def serve(
@@ -27,6 +28,7 @@ def serve(
     What goes wrong on the way is printed in one line. Call from the main thread.
     """
     started_at = time.perf_counter()
+    _raise_file_limit()
     host, port = server_config.host, server_config.port
     try:
         listener = _listen(host, port)
@@ -35,7 +37,7 @@ def serve(
         why = os.strerror(number) if number > 0 else error
         print(f"octavo: can't listen on {host}, port {port}: {why}. Choose another --port or --host.", file=sys.stderr)
         return 1
-    print(f"octavo: listening on {url_of(listener)}, starting {engine_config.model}", flush=True)
+    print(f"octavo: listening on {url_of(listener, server_config)}, starting {engine_config.model}", flush=True)
     try:
         with listener, closing(EngineProcess(engine_config, engine_command)) as process:
             from octavo.server.lifecycle import run
@@ -45,11 +47,19 @@ def serve(
         return 130
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, config: ServerConfig) -> str:
     """An address that a client on this machine can use."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if config.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _raise_file_limit() -> None:
+    """A connection is an open file, and the usual limit of 1024 is there for programs that use select()."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # some systems have a limit below the one they name
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import logging
+import resource
 import shlex
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Coroutine, Iterator
@@ -20,8 +22,11 @@ from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.launch import EngineProcess
 from octavo.engine.metrics import EngineMetrics
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import ConfigError, EngineDeadError, OctavoError
+from octavo.server.access_log import open_log
 from octavo.server.app import create_app
+from octavo.server.connection import ConnectionLimits, connections_within
+from octavo.server.edge import with_edge
 from octavo.server.launch import url_of
 from octavo.server.served_model import ServedModel
 from octavo.server.service import Phase, Service
@@ -34,6 +39,8 @@ DEAD_S = 2.0
 FLUSH_S = 5.0
 """How long clients get to read the error that a dead engine left them with."""
 KEEP_ALIVE_S = 30
+OTHER_FILES = 200
+"""Open files that are no connections."""
 
 
 def run(
@@ -46,7 +53,7 @@ def run(
     """Serve until the end; returns the exit status. `started_at` is on the clock of `time.perf_counter`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     for name in ("uvicorn", "uvicorn.error"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(logging.ERROR)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Server(engine_config, server_config, process, listener, started_at).live())
 
@@ -93,18 +100,19 @@ class _Server:
         metrics = EngineMetrics(self._name)
         self._client = EngineClient(self._process, metrics)
         self._service = Service(self._name, metrics)
-        http = _HttpServer(self._http_config())
-        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
         try:
-            return await self._until_end()
+            http = _HttpServer(self._http_config())
+            serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+            try:
+                return await self._until_end()
+            finally:
+                self._client.close(EngineDeadError("The server is shutting down."))
+                http.should_exit = True
+                http.force_exit = self._signals.second.is_set()
+                await serving
         except OctavoError as error:
             print(f"octavo: {error}", file=sys.stderr, flush=True)
             return 1
-        finally:
-            self._client.close(EngineDeadError("The server is shutting down."))
-            http.should_exit = True
-            http.force_exit = self._signals.second.is_set()
-            await serving
 
     async def _until_end(self) -> int:
         """Start, be ready, drain. Raises the OctavoError that ended it."""
@@ -142,22 +150,40 @@ class _Server:
         self._announce(info.start_seconds, tokenizer_s)
 
     def _http_config(self) -> uvicorn.Config:
-        return uvicorn.Config(
-            create_app(self._service),
-            http="httptools",
+        """Raises ConfigError for keys and certificates that can't be read."""
+        options = self._config
+        max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = ConnectionLimits(
+            max_header_bytes=options.max_header_bytes,
+            client_timeout_s=options.client_timeout,
+            max_connections=max(max_files - OTHER_FILES, 1),
+        )
+        open_log(options.access_log_format, options.disable_access_log)
+        config = uvicorn.Config(
+            with_edge(create_app(self._service), options),
+            http=connections_within(limits),
             ws="none",
             lifespan="off",
             log_config=None,
-            access_log=not self._config.disable_access_log,
+            access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=2,
+            ssl_keyfile=options.ssl_keyfile,
+            ssl_certfile=options.ssl_certfile,
+            ssl_ca_certs=options.ssl_ca_certs,
+            ssl_cert_reqs=options.ssl_cert_reqs,
         )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--ssl-certfile {options.ssl_certfile} and what belongs to it: {error}") from None
+        return config
 
     def _announce(self, engine_seconds: dict[str, float], tokenizer_s: float) -> None:
         model = self._service.model
         assert model is not None
-        url = url_of(self._listener)
+        url = url_of(self._listener, self._config)
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in engine_seconds.items())
         info, ready_s = model.info, time.perf_counter() - self._started_at
         print(

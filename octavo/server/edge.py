@@ -1,0 +1,39 @@
+"""edge: the layers around the application, outermost first: access log, CORS, keys, bodies."""
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from octavo.config import ServerConfig
+from octavo.server.access_log import HEADER, AccessLog
+from octavo.server.errors import Error, error_body
+from octavo.server.guard import ApiKeys, Bodies, load_keys
+
+__all__ = ["with_edge"]
+
+
+class _Cors(CORSMiddleware):
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        error = Error(message=f"{bytes(response.body).decode()}.", type="invalid_request_error", code="cors")
+        return Response(error_body(error), 403, media_type="application/json")
+
+
+def with_edge(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+    """Raises ConfigError for keys that can't be read."""
+    app = Bodies(app, config.max_body_bytes)
+    if keys := load_keys(config):
+        app = ApiKeys(app, keys)
+    if config.allowed_origins:
+        app = _Cors(
+            app,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+            expose_headers=[HEADER.decode()],
+        )
+    return AccessLog(app, config.access_log_format)
