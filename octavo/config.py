@@ -4,9 +4,11 @@ Pure: `resolve` computes from its arguments alone, so that every derived value c
 carry vLLM's names; the command line is generated from these classes.
 """
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from octavo.checkpoint.generation_config import resolve_sampling_defaults
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.errors import ConfigError
 
@@ -73,6 +75,14 @@ class EngineConfig:
     )
     async_scheduling: bool = option(False, "Schedule the next step while one computes.")
     seed: int = option(0, "Seeds requests that bring no seed of their own.")
+    generation_config: str = option(
+        "auto",
+        "Where sampling defaults come from; auto: the model's generation_config.json, none or vllm: nowhere.",
+        choices=("auto", "none", "vllm"),
+    )
+    override_generation_config: str | None = option(
+        None, "Sampling defaults that go before those, as a JSON object.", metavar="JSON"
+    )
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -94,6 +104,10 @@ class ServerConfig:
     port: int = option(8000, "Port to listen on; 0 picks a free one.")
     served_model_name: str | None = option(None, "Name clients use for the model; default: the --model value.")
     chat_template: str | None = option(None, "Chat template, or a file that holds one, instead of the model's own.")
+    trust_request_chat_template: bool = option(
+        False, "Let requests bring a chat template of their own: a program, which can take long."
+    )
+    strict: bool = option(False, "Refuse requests with fields that nobody knows, instead of naming them in a header.")
     disable_access_log: bool = option(False, "Do not log each request.")
     access_log_format: str = option("text", "How each request is logged.", choices=("text", "json"))
     shutdown_timeout: float = option(30.0, "Seconds that open requests get to finish after SIGTERM.")
@@ -163,6 +177,8 @@ class ResolvedConfig:
     num_threads: int
     max_steps_in_flight: int
     seed: int
+    sampling_defaults: Mapping[str, int | float]
+    """For requests that say nothing, by the names of SamplingParams."""
     reasons: tuple[tuple[str, str], ...] = ()
     """(option, why it has its value), for every derived value; printed once at start."""
 
@@ -256,6 +272,16 @@ def _resolve_kv_bytes(
     return pool, "--gpu-memory-utilization or --kv-cache-memory-bytes"
 
 
+def _resolve_sampling_defaults(config: EngineConfig, facts: Facts, reasons: _Reasons) -> dict[str, int | float]:
+    defaults = resolve_sampling_defaults(
+        facts.model.sampling_defaults, config.generation_config, config.override_generation_config
+    )
+    if defaults:
+        values = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+        reasons.note("generation-config", values, "the model's defaults, for requests that set no others")
+    return defaults
+
+
 def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     """Turn options and facts into the values the engine runs with.
 
@@ -294,5 +320,6 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         num_threads=facts.num_threads,
         max_steps_in_flight=2 if config.async_scheduling else 1,
         seed=config.seed,
+        sampling_defaults=_resolve_sampling_defaults(config, facts, reasons),
         reasons=tuple(reasons),
     )

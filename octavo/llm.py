@@ -108,6 +108,10 @@ class LLM:
         self._sequences: dict[int, _Sequence] = {}
         self._request_ids = count()
 
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """What prompts get without `sampling_params`: the model's own recommendation (--generation-config)."""
+        return SamplingParams(**(self.info.sampling_defaults | changes))
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -121,7 +125,7 @@ class LLM:
         """
         prompt_list = _as_prompts(prompts)
         encoded = [self._encode(prompt) for prompt in prompt_list]
-        return self._run(encoded, _as_params(sampling_params, len(encoded)), use_tqdm)
+        return self._run(encoded, self._params(sampling_params, len(encoded)), use_tqdm)
 
     def chat(
         self,
@@ -135,13 +139,13 @@ class LLM:
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast(Sequence[Messages], [messages] if one else messages)
         encoded = [self._encode_chat(conversation, template_options) for conversation in conversations]
-        return self._run(encoded, _as_params(sampling_params, len(encoded)), use_tqdm)
+        return self._run(encoded, self._params(sampling_params, len(encoded)), use_tqdm)
 
     def stream_chat(
         self, messages: Messages, sampling_params: SamplingParams | None = None
     ) -> Generator[str, None, None]:
         """Answer one conversation, yielding text as it is generated. Closing the generator aborts the request."""
-        params = sampling_params or SamplingParams(max_tokens=None)
+        params = sampling_params or self.default_sampling_params(max_tokens=None)
         params = params.with_bad_words_encoded(self._encode_plain)
         request = self._add(*self._encode_chat(messages, {}), params)
         output, sent = request.outputs[0], 0
@@ -153,6 +157,15 @@ class LLM:
                     sent = len(output.text)
         finally:
             self._abort_all()
+
+    def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None:
+            params = self.default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise InvalidRequestError(f"{len(params)} sampling_params were given for {count} prompts; give one each.")
+        return list(params)
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -258,13 +271,3 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]  # one prompt of token ids
     return list(prompts)  # type: ignore[arg-type]
-
-
-def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * num_prompts
-    if len(params) != num_prompts:
-        raise InvalidRequestError(f"{len(params)} sampling_params were given for {num_prompts} prompts; give one each.")
-    return list(params)

@@ -115,3 +115,44 @@ def test_rotary_scaling_lengthens_the_context() -> None:
 def test_a_pool_without_room_says_what_was_free_and_what_to_change() -> None:
     with pytest.raises(ConfigError, match=r"12\.55 GiB.*--gpu-memory-utilization or --kv-cache-memory-bytes"):
         resolve(EngineConfig(model="m"), facts(free_memory_bytes=12 * GIB))
+
+
+OWN = {"temperature": 0.6, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    ("options", "defaults"),
+    [
+        ({}, OWN),
+        ({"generation_config": "none"}, {}),
+        ({"generation_config": "vllm"}, {}),
+        (
+            {"override_generation_config": '{"temperature": 0, "max_new_tokens": 9}'},
+            OWN | {"temperature": 0, "max_tokens": 9},
+        ),
+        ({"generation_config": "none", "override_generation_config": '{"min_p": 0.1}'}, {"min_p": 0.1}),
+    ],
+)
+def test_sampling_defaults_are_the_model_s_unless_told_otherwise(options: Any, defaults: dict[str, float]) -> None:
+    model = dataclasses.replace(LLAMA_2_7B, sampling_defaults=OWN)
+    resolved = resolve(EngineConfig(model="m", **options), facts(model=model))
+    assert resolved.sampling_defaults == defaults
+    shown = dict(resolved.reasons).get("--generation-config", "")
+    assert all(f"{name} {value}" in shown for name, value in defaults.items())
+
+
+@pytest.mark.parametrize(
+    ("own", "override", "message"),
+    [
+        ({"temperature": -1}, None, "temperature must be a number from 0 to 100, got -1.*--generation-config none"),
+        ({"top_p": "high"}, None, "top_p must be"),
+        ({}, "{", "not valid JSON"),
+        ({}, "[1]", "must be a JSON object"),
+        ({}, '{"beams": 3}', "can't set 'beams'"),
+        ({}, '{"top_k": 1.5}', "top_k must be"),
+    ],
+)
+def test_sampling_defaults_out_of_range_are_refused(own: Any, override: str | None, message: str) -> None:
+    model = dataclasses.replace(LLAMA_2_7B, sampling_defaults=own)
+    with pytest.raises(ConfigError, match=message):
+        resolve(EngineConfig(model="m", override_generation_config=override), facts(model=model))

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,25 @@ def test_an_interrupt_ends_a_run_between_steps_and_leaves_nothing_behind(llm: LL
         runner.model = model
     llm.engine.scheduler.check()
     assert llm.engine.stats().num_used_blocks == 0
+
+
+def test_the_model_s_sampling_defaults_apply_where_no_parameters_are_given(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "tiny", "llama")
+    (folder / "generation_config.json").write_text('{"temperature": 0.0, "max_new_tokens": 5}')
+    llm = LLM(str(folder), use_tqdm=False)
+    assert llm.default_sampling_params(seed=3) == SamplingParams(temperature=0.0, max_tokens=5, seed=3)
+    (own,) = llm.generate("the lazy dog", use_tqdm=False)
+    (same,) = llm.generate("the lazy dog", SamplingParams(temperature=0.0, max_tokens=5), use_tqdm=False)
+    assert own == same
+    assert LLM(str(folder), use_tqdm=False, generation_config="none").default_sampling_params() == SamplingParams()
+
+
+def test_a_bad_word_is_not_written(llm: LLM) -> None:
+    (free,) = llm.generate("the quick brown", GREEDY, use_tqdm=False)[0].outputs
+    words = {token_id: llm.tokenizer.token_text(token_id) for token_id in free.token_ids}
+    token_id, word = next((i, word) for i, word in words.items() if llm.tokenizer.encode(word.strip()) == [i])
+    (other,) = llm.generate("the quick brown", replace(GREEDY, bad_words=(word,)), use_tqdm=False)[0].outputs
+    assert token_id not in other.token_ids
 
 
 def test_one_bad_prompt_is_refused_before_any_runs(llm: LLM) -> None:

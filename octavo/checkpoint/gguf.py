@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from octavo.checkpoint.checkpoint import Vocabulary
 from octavo.checkpoint.fields import Fields
+from octavo.checkpoint.generation_config import GGUF_KEYS, renamed
 from octavo.checkpoint.gguf_format import GGUFFile, GGUFTensor
 from octavo.checkpoint.gguf_vocabulary import end_of_turn_ids, read_vocabulary
 from octavo.checkpoint.model_config import MAX_LAYERS, ModelConfig, RopeConfig, TensorInfo
@@ -182,6 +183,7 @@ def _read_config(
         dtype=_main_dtype(located),
         bos_token_id=vocabulary.bos_token_id if vocabulary is not None else None,
         eos_token_ids=end_of_turn_ids(file, vocabulary) if vocabulary is not None else (),
+        sampling_defaults=renamed(file.metadata, GGUF_KEYS),
         extra={key: value for key, value in file.metadata.items() if not key.startswith("tokenizer.")},
     ).check(file.path)
 

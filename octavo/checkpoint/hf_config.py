@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.checkpoint.fields import Fields
+from octavo.checkpoint.generation_config import HF_KEYS, renamed
 from octavo.checkpoint.model_config import MAX_LAYERS, ModelConfig, RopeConfig
 from octavo.errors import UnknownArchitectureError
 
@@ -42,6 +43,7 @@ def parse_config(path: Path, values: dict[str, Any], generation: dict[str, Any])
         eos_token_ids=_token_ids(Fields(path.with_name("generation_config.json"), generation), "eos_token_id")
         or _token_ids(fields, "eos_token_id"),
         bos_token_id=fields.optional_integer("bos_token_id"),
+        sampling_defaults=renamed(generation, HF_KEYS),
         extra=values,
     ).check(path)
 

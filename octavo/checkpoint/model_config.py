@@ -63,6 +63,8 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end a turn, from generation_config.json, config.json or the vocabulary."""
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint recommends, by the names of SamplingParams; unchecked."""
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The file's own key-value pairs, for what only one family has."""
 

@@ -101,7 +101,6 @@ RETIRED: tuple[Retired, ...] = (
     _refused("--scheduling-policy", "requests are served first come, first served.", "fcfs"),
     _refused("--chat-template-content-format", "the format is found from the template.", "auto", "string"),
     _refused("--response-role", "answers have the role assistant.", "assistant"),
-    _refused("--generation-config", "sampling defaults are not read from the model; set them in requests.", "vllm"),
     _refused("--logprobs-mode", "logprobs are those of the raw distribution.", "raw_logprobs"),
     _refused("--max-logprobs", "at most 20 logprobs are returned for a token.", "20"),
     # Refused
@@ -109,7 +108,6 @@ RETIRED: tuple[Retired, ...] = (
     _refused("--hf-token", "set the environment variable HF_TOKEN instead."),
     _refused("--tokenizer-revision", "replaced by --revision, for model and tokenizer together."),
     _refused("--hf-overrides --rope-scaling --rope-theta", "a model's config can't be overridden."),
-    _refused("--override-generation-config", "set sampling parameters in requests."),
     _refused("--speculative-model --speculative-draft-tokens --num-speculative-tokens", NO_SPECULATION),
     _refused("--speculative-config -sc", NO_SPECULATION),
     _refused_flag("--enable-lora", NO_LORA),

@@ -58,6 +58,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     num_threads: int
     eos_token_ids: list[int]
+    sampling_defaults: dict[str, int | float] = {}
+    """The model's, for requests that set no others."""
     start_seconds: dict[str, float]
     """Seconds each stage of the start took, in order."""
 

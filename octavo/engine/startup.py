@@ -161,5 +161,6 @@ def _describe(config: ResolvedConfig, checkpoint: Checkpoint, start_seconds: dic
         provider=config.provider,
         num_threads=config.num_threads,
         eos_token_ids=list(checkpoint.config.eos_token_ids),
+        sampling_defaults=dict(config.sampling_defaults),
         start_seconds=start_seconds,
     )

@@ -127,6 +127,14 @@ def test_generation_config_names_the_end_of_turn_tokens(tmp_path: Path) -> None:
     assert parse(tmp_path, OLD | {"eos_token_id": 3}, {"temperature": 1.0}).eos_token_ids == (3,)
 
 
+def test_generation_config_has_sampling_defaults(tmp_path: Path) -> None:
+    values = {"temperature": 0.6, "top_k": 20, "min_p": None, "max_new_tokens": 64, "do_sample": True, "num_beams": 1}
+    expected = {"temperature": 0.6, "top_k": 20, "max_tokens": 64}
+    assert parse(tmp_path, OLD, values).sampling_defaults == expected
+    assert parse(tmp_path, OLD, {}).sampling_defaults == {}
+    assert parse(tmp_path, OLD, {"temperature": "hot"}).sampling_defaults == {"temperature": "hot"}  # not used, no harm
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -150,7 +158,7 @@ def test_what_cannot_be_right_in_config_json_is_named(tmp_path: Path, keys: dict
 
 
 def test_an_unknown_model_type_is_named_with_those_that_are_known(tmp_path: Path) -> None:
-    with pytest.raises(UnknownArchitectureError, match="'gpt_neox' is not supported; known: llama, mistral, qwen2"):
+    with pytest.raises(UnknownArchitectureError, match="'gpt_neox' is not supported; known: bert, llama, mistral, qwen2"):
         parse(tmp_path, OLD | {"model_type": "gpt_neox"})
 
 

@@ -180,6 +180,12 @@ def test_rope_freqs_become_divisors_and_stored_frequencies_are_left_out(tmp_path
     assert len(checkpoint.tensors) == len(tiny_tensors("llama"))
 
 
+def test_sampling_defaults_come_from_the_general_keys(tmp_path: Path) -> None:
+    keys = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.mirostat": 1}
+    config = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", keys=keys)).config
+    assert config.sampling_defaults == {"temperature": 0.6, "top_k": 20}
+
+
 def test_end_of_turn_tokens_are_the_named_ones_and_known_control_tokens(tmp_path: Path) -> None:
     # <|im_end|> (10) is a control token here; <|eot_id|> (11) is an ordinary one.
     assert GGUFCheckpoint(write_gguf(tmp_path / "m.gguf")).config.eos_token_ids == (2, 10)

@@ -16,11 +16,11 @@ from tests.cli.conftest import Fails
 SERVE_OPTIONS = """
     --access-log-format --allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-key
     --api-key-file --async-scheduling --attention-backend --block-size --chat-template --client-timeout
-    --disable-access-log --download-dir --dtype --enable-prefix-caching --enforce-eager --gpu-memory-utilization
-    --host --kv-cache-dtype --kv-cache-memory-bytes --max-body-bytes --max-header-bytes --max-model-len
-    --max-num-batched-tokens --max-num-seqs --max-request-choices --model --num-threads --port --request-timeout
-    --revision --seed --served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile
-    --ssl-keyfile --tokenizer
+    --disable-access-log --download-dir --dtype --enable-prefix-caching --enforce-eager --generation-config
+    --gpu-memory-utilization --host --kv-cache-dtype --kv-cache-memory-bytes --max-body-bytes --max-header-bytes
+    --max-model-len --max-num-batched-tokens --max-num-seqs --max-request-choices --model --num-threads
+    --override-generation-config --port --request-timeout --revision --seed --served-model-name --shutdown-timeout
+    --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile --strict --tokenizer --trust-request-chat-template
 """.split()  # noqa: SIM905 - a new option is a decision, made here
 
 
