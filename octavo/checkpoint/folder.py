@@ -17,14 +17,19 @@ from octavo.checkpoint.checkpoint import Vocabulary
 from octavo.checkpoint.hf_config import parse_config
 from octavo.checkpoint.model_config import ModelConfig, TensorInfo
 from octavo.checkpoint.safetensors import SafetensorsFile, parse_json
+from octavo.checkpoint.sentence_transformers import read_max_sequence_length, read_pooling
 from octavo.errors import CheckpointError
 
 __all__ = ["FolderCheckpoint"]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-UNUSED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")
-"""Old checkpoints store the rotary frequencies; they follow from the configuration."""
+UNUSED = re.compile(
+    r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq"  # follow from the configuration
+    r"|embeddings\.position_ids|pooler\..*|cls\..*"  # BERT's count from 0 on, and heads for other tasks
+)
+"""Tensors that a checkpoint may have and no model needs."""
+BARE_DECODER = re.compile(r"(layers\.|embed_tokens\.|norm\.).*")
 MAX_JSON_BYTES = 100_000_000
 
 
@@ -41,7 +46,12 @@ class FolderCheckpoint:
         config = parse_config(config_path, values, generation)
         files = _open_weights(path)
         tensors = _merge(files)
-        self.config: ModelConfig = replace(config, dtype=config.dtype or _main_dtype(tensors))
+        self.config: ModelConfig = replace(
+            config,
+            dtype=config.dtype or _main_dtype(tensors),
+            pooling=read_pooling(path, values),
+            max_sequence_length=read_max_sequence_length(path),
+        )
         if self.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
         self.tensors: Mapping[str, TensorInfo] = tensors
@@ -98,12 +108,23 @@ def _why_no_weights(folder: Path) -> str:
 def _merge(files: list[SafetensorsFile]) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for file in files:
-        for name, info in file.tensors.items():
+        for stored_name, info in file.tensors.items():
+            name = _model_name(stored_name)
             if name in tensors:
                 raise CheckpointError(f"{file.path}: tensor {name!r} is also in {tensors[name].path.name}.")
             if not UNUSED.fullmatch(name):
                 tensors[name] = info
     return tensors
+
+
+def _model_name(name: str) -> str:
+    """A tensor's name as model files ask for it, whether it was saved with a head, without one, or before 2020."""
+    if BARE_DECODER.fullmatch(name):
+        return f"model.{name}"
+    name = name.removeprefix("bert.")
+    for old, new in ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias")):
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return name
 
 
 def _main_dtype(tensors: Mapping[str, TensorInfo]) -> str:

@@ -6,11 +6,11 @@ Pure data. Readers (`folder`, `gguf`) fill these in; models and the planner read
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from octavo.errors import CheckpointError
 
-__all__ = ["MAX_LAYERS", "ModelConfig", "RopeConfig", "TensorInfo"]
+__all__ = ["MAX_LAYERS", "ModelConfig", "PoolingConfig", "PoolingMode", "RopeConfig", "TensorInfo"]
 
 MAX_LAYERS = 10_000
 """More than any model has: a damaged count must not become that many objects."""
@@ -34,9 +34,24 @@ class RopeConfig:
     """One divisor a frequency, where the file carries the scaling as a tensor (GGUF `rope_freqs.weight`)."""
 
 
+PoolingMode = Literal["mean", "cls", "last"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingConfig:
+    """How an embedding model makes one vector of a text's hidden states."""
+
+    mode: PoolingMode
+    """Their mean, the first token's, or the last token's."""
+    normalize: bool = True
+    """Scale the vector to length 1."""
+    dimensions: tuple[int, ...] | None = ()
+    """Sizes that the vector may be cut to (matryoshka embeddings); None: any."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Hyperparameters of a decoder-only transformer. Field names are Hugging Face's."""
+    """Hyperparameters of a transformer: a decoder, or an encoder. Field names are Hugging Face's."""
 
     model_type: str
     """Hugging Face's model_type; names the file in `octavo/models`."""
@@ -48,7 +63,12 @@ class ModelConfig:
     num_key_value_heads: int
     head_dim: int
     max_position_embeddings: int
+    is_encoder: bool = False
+    """Attention goes in both directions: a text is computed whole, and gives hidden states, no next token."""
     rms_norm_eps: float = 1e-6
+    layer_norm_eps: float = 1e-12
+    type_vocab_size: int = 0
+    """Kinds of segments that BERT has an embedding for; a text is of the first."""
     hidden_act: str = "silu"
     tie_word_embeddings: bool = False
     attention_bias: bool = False
@@ -65,13 +85,18 @@ class ModelConfig:
     """Tokens that end a turn, from generation_config.json, config.json or the vocabulary."""
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What the checkpoint recommends, by the names of SamplingParams; unchecked."""
+    pooling: PoolingConfig | None = None
+    """What sentence-transformers' files beside the weights say; None where there are none."""
+    max_sequence_length: int | None = None
+    """Where they cut texts off; no longer than `max_position_embeddings`."""
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The file's own key-value pairs, for what only one family has."""
 
     def check(self, path: Path) -> Self:
         """This configuration, if its sizes fit together; else CheckpointError naming `path`."""
-        if self.hidden_act != "silu":
-            raise CheckpointError(f"{path}: activation {self.hidden_act!r} is not supported; silu is.")
+        supported = "gelu" if self.is_encoder else "silu"
+        if self.hidden_act != supported:
+            raise CheckpointError(f"{path}: activation {self.hidden_act!r} is not supported; {supported} is.")
         if self.num_attention_heads % self.num_key_value_heads:
             raise CheckpointError(
                 f"{path}: {self.num_attention_heads} attention heads can't share "

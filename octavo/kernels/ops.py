@@ -108,8 +108,7 @@ class Ops:
 
         x [T, H] dtype; row_start [R + 1] int32: from 0 to T, each request's first row. Returns [R, H] float32.
         """
-        sizes = row_start.diff().tolist()
-        return torch.stack([rows.float().mean(dim=0) for rows in x.split(sizes)])
+        return torch.stack([x[first:last].float().mean(dim=0) for first, last in pairwise(row_start.tolist())])
 
     def l2_normalize(self, x: torch.Tensor) -> torch.Tensor:
         """x [S, H] dtype / max(‖x‖₂, 1e-12) -> [S, H] float32."""

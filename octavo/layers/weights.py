@@ -39,6 +39,10 @@ class WeightLoader:
         """The vectors of `names`, one after the other, in float32: biases and norms are added to accumulators."""
         return torch.cat([self._read(n, (size,), torch.float32) for n, size in zip(names, sizes, strict=True)])
 
+    def table(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        """A matrix [rows, size] in float32, whose rows are looked up and never multiplied."""
+        return self._read(name, shape, torch.float32)
+
     def finish(self, ignored: Sequence[str] = ()) -> None:
         """Raise CheckpointError if the files hold tensors that the model did not ask for."""
         surplus = sorted(self._unused - set(ignored))

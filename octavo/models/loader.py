@@ -3,28 +3,34 @@
 import importlib
 import pkgutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, cast
 
 import torch
 
 import octavo.models
 from octavo.checkpoint.checkpoint import Checkpoint
+from octavo.checkpoint.model_config import ModelConfig
 from octavo.errors import UnknownArchitectureError
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
 from octavo.layers.weights import WeightLoader
 
-__all__ = ["CausalLM", "known_model_types", "load_model"]
+__all__ = ["CausalLM", "Encoder", "known_model_types", "load_encoder", "load_model"]
 
 NOT_MODELS = {"loader"}
 
 
-class CausalLM(Protocol):
+class Encoder(Protocol):
     """What every file in `octavo/models` provides as `Model`."""
 
     def __call__(self, input_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """input_ids [T] int32 -> hidden states [T, hidden_size] after the last norm."""
         ...
+
+
+class CausalLM(Encoder, Protocol):
+    """What the `Model` of a decoder provides beside."""
 
     def logits(self, hidden_states: torch.Tensor, rows: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """hidden_states as returned, rows [S] int32 -> logits [S, vocab_size] float32 of these tokens."""
@@ -44,12 +50,35 @@ def load_model(
     max_model_len: int,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> CausalLM:
-    """Build the checkpoint's model.
+    """Build the checkpoint's model, a decoder.
 
     Raises CheckpointError for weights that are missing, surplus or misshapen, UnknownArchitectureError for a model_type
     without a file here.
     """
-    model_type = checkpoint.config.model_type
+    return cast(CausalLM, _load(checkpoint, checkpoint.config, ops, dtype, max_model_len, on_bytes))
+
+
+def load_encoder(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    dtype: torch.dtype,
+    max_model_len: int,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> Encoder:
+    """As `load_model`, for hidden states only: an encoder, or a decoder, whose head is not loaded if it has one."""
+    headless = replace(checkpoint.config, tie_word_embeddings=True)
+    return _load(checkpoint, headless, ops, dtype, max_model_len, on_bytes)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    ops: Ops,
+    dtype: torch.dtype,
+    max_model_len: int,
+    on_bytes: Callable[[int], None],
+) -> Encoder:
+    model_type = config.model_type
     if model_type not in known_model_types():
         raise UnknownArchitectureError(
             f"{checkpoint.path}: model type {model_type!r} is not supported; supported are "
@@ -57,7 +86,6 @@ def load_model(
         )
     weights = WeightLoader(checkpoint, ops, dtype, on_bytes)
     module = importlib.import_module(f"octavo.models.{model_type}")
-    model = cast(CausalLM, module.Model(checkpoint.config, weights, max_model_len))
-    tied = ("lm_head.weight",) if checkpoint.config.tie_word_embeddings else ()
-    weights.finish(ignored=tied)
+    model = cast(Encoder, module.Model(config, weights, max_model_len))
+    weights.finish(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())
     return model

@@ -19,8 +19,9 @@ from octavo.text.gguf_pipeline import SPACE, TokenType, build_pipeline
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
-Spelling = Literal["byte_level", "sentencepiece"]
-"""How a token's text spells its bytes: GPT-2's alphabet of 256 letters, or plain text with ▁ for a space and <0xNN>."""
+Spelling = Literal["byte_level", "sentencepiece", "wordpiece"]
+"""How a token's text spells its bytes: GPT-2's alphabet of 256 letters, plain text with ▁ for a space and <0xNN>, or
+plain text with ## before what continues a word."""
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -101,9 +102,22 @@ class Tokenizer:
         `add_special_tokens` puts BOS and EOS where the model wants them. A rendered chat template has written them
         already: encode that with False. Raises InvalidRequestError for text that is not Unicode (a lone surrogate).
         """
+        return self._encode(text, add_special_tokens).ids
+
+    def encode_truncated(self, text: str, max_tokens: int, add_special_tokens: bool = True) -> list[int]:
+        """As `encode`, the text cut off so that no more than `max_tokens` remain, special tokens included."""
+        encoding = self._encode(text, add_special_tokens)
+        if len(encoding.ids) <= max_tokens:
+            return encoding.ids
+        num_special = self._pipeline.num_special_tokens_to_add(False) if add_special_tokens else 0
+        encoding = self._encode(text, add_special_tokens=False)
+        encoding.truncate(max(max_tokens - num_special, 0))
+        return self._pipeline.post_process(encoding, add_special_tokens=add_special_tokens).ids[:max_tokens]
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         try:
             # As a batch of one: unlike `encode` it lets other Python threads run, and is quicker.
-            return self._pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            return self._pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except TypeError as error:
             surrogate = re.search("[\ud800-\udfff]", text)
             if surrogate is None:
@@ -117,8 +131,11 @@ class Tokenizer:
         """The text of a whole sequence; bytes that are not UTF-8 become U+FFFD.
 
         Undoes `encode`, so the space that a SentencePiece vocabulary puts before a text is taken away again. Output
-        that continues a prompt keeps it: that is what `Detokenizer` gives.
+        that continues a prompt keeps it: that is what `Detokenizer` gives. A WordPiece vocabulary forgets the text's
+        spaces; the library puts them where they usually are.
         """
+        if self._table.spelling == "wordpiece":
+            return self._pipeline.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         shown = (i for i in token_ids if not (skip_special_tokens and self.is_special(i)))
         text = b"".join(map(self.token_bytes, shown)).decode("utf-8", errors="replace")
         return text.removeprefix(" ") if self._table.strips_first_space else text
@@ -148,6 +165,8 @@ class Tokenizer:
                 return bytes(_LETTERS[ord(letter)] for letter in text)
             except KeyError:  # not in the alphabet: stands for itself
                 return text.encode()
+        if self._table.spelling == "wordpiece":
+            return (text[2:] if text.startswith("##") else f" {text}").encode()
         byte = _BYTE_TOKEN.fullmatch(text)
         return bytes((int(byte[1], 16),)) if byte else text.replace(SPACE, " ").encode()
 
@@ -225,8 +244,12 @@ def _spelling_of(decoder: dict[str, Any], source: Path) -> tuple[Spelling, bool]
     if kinds & {"ByteFallback", "Metaspace"}:
         prepended = any(s.get("type") == "Metaspace" and s.get("prepend_scheme") != "never" for s in steps)
         return "sentencepiece", prepended or "Strip" in kinds
+    if "WordPiece" in kinds:
+        return "wordpiece", True
     found = ", ".join(sorted(str(kind) for kind in kinds))
-    raise CheckpointError(f"{source} decodes tokens with {found}; octavo knows ByteLevel, ByteFallback and Metaspace.")
+    raise CheckpointError(
+        f"{source} decodes tokens with {found}; octavo knows ByteLevel, ByteFallback, Metaspace and WordPiece."
+    )
 
 
 def _tokenizer_config(path: Path) -> dict[str, Any]:

@@ -219,6 +219,6 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, text: str) -> None:
 
 def test_an_unknown_decoder_is_named(tmp_path: Path) -> None:
     pipeline = byte_level()
-    pipeline.decoder = decoders.WordPiece()
-    with pytest.raises(CheckpointError, match=r"decodes tokens with WordPiece"):
+    pipeline.decoder = decoders.BPEDecoder()
+    with pytest.raises(CheckpointError, match=r"decodes tokens with BPEDecoder"):
         load_tokenizer(save(tmp_path, pipeline), None)
