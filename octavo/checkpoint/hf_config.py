@@ -36,8 +36,7 @@ def parse_config(path: Path, values: dict[str, Any], generation: dict[str, Any])
     sizes = _sizes(fields)
     return ModelConfig(
         model_type=model_type,
-        **sizes,
-        **PARSERS[model_type](fields, sizes["num_hidden_layers"]),
+        **(sizes | PARSERS[model_type](fields, sizes["num_hidden_layers"])),
         rope=_rope(fields),
         dtype=_dtype(fields),
         eos_token_ids=_token_ids(Fields(path.with_name("generation_config.json"), generation), "eos_token_id")
@@ -99,7 +98,26 @@ def _qwen2(fields: Fields, num_layers: int) -> dict[str, Any]:
     return {"attention_bias": True, "sliding_windows": tuple(windows)}
 
 
-PARSERS: dict[str, Callable[[Fields, int], dict[str, Any]]] = {"llama": _llama, "mistral": _mistral, "qwen2": _qwen2}
+def _bert(fields: Fields, num_layers: int) -> dict[str, Any]:
+    if fields.flag("is_decoder", False):
+        fields.fail("is_decoder", "is true: BERT is supported as an encoder only.")
+    kind = fields.text("position_embedding_type", "absolute")
+    if kind != "absolute":
+        fields.fail("position_embedding_type", f"is {kind[:80]!r}; absolute is supported.")
+    return {
+        "is_encoder": True,
+        "layer_norm_eps": fields.number("layer_norm_eps", 1e-12),
+        "type_vocab_size": fields.integer("type_vocab_size", 2),
+        "hidden_act": fields.text("hidden_act", "gelu"),
+    }
+
+
+PARSERS: dict[str, Callable[[Fields, int], dict[str, Any]]] = {
+    "bert": _bert,
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+}
 
 
 def _window(fields: Fields) -> int | None:
