@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         InvalidRequestError,
         OctavoError,
         RequestFailedError,
+        RequestTimeoutError,
         UnknownArchitectureError,
     )
     from octavo.llm import LLM, RequestOutput
@@ -33,6 +34,7 @@ __all__ = [
     "OctavoError",
     "RequestFailedError",
     "RequestOutput",
+    "RequestTimeoutError",
     "SamplingParams",
     "ServerConfig",
     "UnknownArchitectureError",

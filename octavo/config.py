@@ -128,7 +128,7 @@ class ServerConfig:
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that they may send.")
     allow_credentials: bool = option(False, "Let them send cookies and the like.")
     max_header_bytes: int = option(65_536, "Most bytes of a request's headers.")
-    max_body_bytes: int = option(32 << 20, "Most bytes of a request's body.")
+    max_body_bytes: int = option(16 << 20, "Most bytes of a request's body.")
     max_request_choices: int = option(2048, "Most choices of one request: its prompts times n.")
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@
     ├── InvalidRequestError       one request's fault: HTTP 400
     │   └── ContextLengthError    prompt (plus output) longer than the model or the KV pool allows
     ├── RequestFailedError        the engine's fault, for one request: HTTP 500
+    │   └── RequestTimeoutError   it took longer than --request-timeout: HTTP 504
     ├── EngineBusyError           refused before it was queued: HTTP 429 with Retry-After
     └── EngineDeadError           the engine process is gone: HTTP 503
 
@@ -23,6 +24,7 @@ __all__ = [
     "InvalidRequestError",
     "OctavoError",
     "RequestFailedError",
+    "RequestTimeoutError",
     "UnknownArchitectureError",
 ]
 
@@ -65,6 +67,10 @@ class ContextLengthError(InvalidRequestError):
 
 class RequestFailedError(OctavoError):
     """The engine could not finish this request. Others are not affected."""
+
+
+class RequestTimeoutError(RequestFailedError):
+    """The request took longer than --request-timeout allows."""
 
 
 class EngineBusyError(OctavoError):

@@ -26,7 +26,14 @@ from octavo.engine.messages import (
     ToEngine,
 )
 from octavo.engine.metrics import EngineMetrics, RequestTimer
-from octavo.errors import CheckpointError, ConfigError, EngineDeadError, OctavoError, UnknownArchitectureError
+from octavo.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineDeadError,
+    OctavoError,
+    RequestTimeoutError,
+    UnknownArchitectureError,
+)
 from octavo.sampling_params import SamplingParams
 
 __all__ = ["EngineClient", "Generation"]
@@ -56,13 +63,19 @@ class Generation:
         self._arrived: list[RequestDelta] = []
         self._error: OctavoError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> "Generation":
+        timeout_s = self._client.request_timeout_s
+        if timeout_s is not None:
+            self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._time_out, timeout_s)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
         self.abort()
 
     def __aiter__(self) -> "Generation":
@@ -85,6 +98,13 @@ class Generation:
         if self.open_requests:
             self._client.send(AbortRequests(list(self.open_requests)))
             self._close(list(self.open_requests))
+
+    def _time_out(self, timeout_s: float) -> None:
+        if self.open_requests:
+            self._error = RequestTimeoutError(
+                f"The request was not finished after {timeout_s:g} s. --request-timeout sets the limit."
+            )
+            self.abort()
 
     def finish(self, request_id: int, num_tokens: int) -> None:
         """A stop string was completed by the request's `num_tokens`-th token."""
@@ -126,8 +146,9 @@ class EngineClient:
     Invariant: `_generations` maps each request that is open in its Generation to it.
     """
 
-    def __init__(self, process: EngineProcess, metrics: EngineMetrics) -> None:
+    def __init__(self, process: EngineProcess, metrics: EngineMetrics, request_timeout_s: float | None = None) -> None:
         self.metrics = metrics
+        self.request_timeout_s = request_timeout_s
         self._process = process
         self._generations: dict[int, Generation] = {}
         self._next_request_id = 0

@@ -10,7 +10,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Send
 
-from octavo.errors import EngineBusyError, EngineDeadError, InvalidRequestError, OctavoError, RequestFailedError
+from octavo.errors import (
+    EngineBusyError,
+    EngineDeadError,
+    InvalidRequestError,
+    OctavoError,
+    RequestFailedError,
+    RequestTimeoutError,
+)
 
 __all__ = [
     "Error",
@@ -48,6 +55,8 @@ def describe(error: Exception) -> tuple[int, Error]:
             return 429, Error(message=str(error), type="rate_limit_error", code="engine_busy")
         case EngineDeadError():
             return 503, Error(message=str(error), type="server_error", code="engine_dead")
+        case RequestTimeoutError():
+            return 504, Error(message=str(error), type="server_error", code="request_timeout")
         case RequestFailedError():
             return 500, Error(message=str(error), type="server_error", code="request_failed")
     return 500, Error(message="Internal server error; the server's log has the details.", type="server_error")

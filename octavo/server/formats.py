@@ -1,7 +1,6 @@
 """ChatFormat and TextFormat: the pieces of choices, as the objects that the two APIs send."""
 
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -53,8 +52,15 @@ class Format(Protocol):
 
 
 class ChatFormat:
-    def __init__(self, model: str, num_choices: int, logprobs: LogprobFormat, reading: Reading | None = None) -> None:
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        num_choices: int,
+        logprobs: LogprobFormat,
+        reading: Reading | None = None,
+    ) -> None:
+        self._id = f"chatcmpl-{request_id}"
         self._created = int(time.time())
         self._model = model
         self._readers = [MessageReader(reading or Reading()) for _ in range(num_choices)]
@@ -105,8 +111,8 @@ class ChatFormat:
 class TextFormat:
     """`echoes`: for each choice the text that goes before what is generated; "" without echo."""
 
-    def __init__(self, model: str, echoes: Sequence[str], logprobs: LogprobFormat) -> None:
-        self._id = f"cmpl-{uuid.uuid4().hex}"
+    def __init__(self, request_id: str, model: str, echoes: Sequence[str], logprobs: LogprobFormat) -> None:
+        self._id = f"cmpl-{request_id}"
         self._created = int(time.time())
         self._model = model
         self._echoes = echoes

@@ -98,8 +98,8 @@ class _Server:
     async def live(self) -> int:
         self._signals = _Signals()
         metrics = EngineMetrics(self._name)
-        self._client = EngineClient(self._process, metrics)
-        self._service = Service(self._name, metrics)
+        self._client = EngineClient(self._process, metrics, self._config.request_timeout)
+        self._service = Service(self._name, metrics, self._config.max_request_choices)
         try:
             http = _HttpServer(self._http_config())
             serving = asyncio.create_task(http.serve(sockets=[self._listener]))

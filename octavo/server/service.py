@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from enum import Enum
 
 from octavo.engine.metrics import EngineMetrics
+from octavo.errors import InvalidRequestError
 from octavo.server.errors import not_serving
 from octavo.server.served_model import ServedModel
 
@@ -24,8 +25,9 @@ class Phase(Enum):
 class Service:
     """Invariant: `is_idle` is set exactly while no request is being answered."""
 
-    def __init__(self, model_name: str, metrics: EngineMetrics) -> None:
+    def __init__(self, model_name: str, metrics: EngineMetrics, max_request_choices: int) -> None:
         self.model_name = model_name
+        self.max_request_choices = max_request_choices
         self.metrics = metrics
         self.phase = Phase.STARTING
         self.model: ServedModel | None = None
@@ -40,6 +42,15 @@ class Service:
         if self.model is None:
             raise not_serving(f"The server is still loading {self.model_name}.", retry_after_s=3)
         return self.model
+
+    def check_num_choices(self, num_prompts: int, n: int) -> None:
+        """Raises InvalidRequestError for more than one request may ask for."""
+        if num_prompts * n > self.max_request_choices:
+            raise InvalidRequestError(
+                f"{num_prompts} prompts times n = {n} are more than the {self.max_request_choices} choices that one "
+                "request may have; --max-request-choices sets the limit.",
+                param="prompt" if num_prompts > n else "n",
+            )
 
     def engine_trouble(self) -> str | None:
         """Why an engine that was ready does not get on, though it is not known to be dead."""
