@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from octavo.core.step import RequestDelta, TokenLogprobs
 from octavo.errors import RequestFailedError
 from octavo.sampling_params import SamplingParams
-from octavo.text.detokenizer import Detokenizer
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.detokenizer import Detokenizer, TokenBytes
 
 __all__ = ["Choice", "Piece", "merge"]
 
@@ -36,7 +35,7 @@ class Piece:
 class Choice:
     """The text of the pieces joined is the choice's text, however the tokens are split over deltas."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: TokenBytes, params: SamplingParams) -> None:
         self._detokenizer = Detokenizer(
             tokenizer, params.skip_special_tokens, params.stop, params.include_stop_str_in_output, params.min_tokens
         )

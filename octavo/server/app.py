@@ -14,6 +14,7 @@ from octavo import __version__
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server import health
+from octavo.server.access_log import request_id_of
 from octavo.server.errors import install_error_handlers, model_not_found
 from octavo.server.formats import ChatFormat, Format, TextFormat
 from octavo.server.logprobs import LogprobFormat
@@ -28,6 +29,7 @@ from octavo.server.schema import (
 from octavo.server.served_model import Prompt, ServedModel
 from octavo.server.service import Service
 from octavo.server.stream import GenerationJob, GenerationResponse
+from octavo.text.detokenizer import TokenBytes
 
 __all__ = ["create_app"]
 
@@ -59,26 +61,41 @@ def _ready_model(request: Request) -> ServedModel:
     return _service(request).ready_model()
 
 
+def _request_id(request: Request) -> str:
+    return request_id_of(request.scope)
+
+
 TheService = Annotated[Service, Depends(_service)]
 TheModel = Annotated[ServedModel, Depends(_ready_model)]
+RequestId = Annotated[str, Depends(_request_id)]
 
 
 @router.post("/v1/chat/completions")
-async def chat_completions(body: ChatCompletionRequest, model: TheModel, service: TheService) -> Response:
+async def chat_completions(
+    body: ChatCompletionRequest, model: TheModel, service: TheService, request_id: RequestId
+) -> Response:
     headers = _check_fields(body, model)
     params = body.sampling_params()
+    choice = body.chosen_tools()
+    if choice.grammar() is not None:
+        raise InvalidRequestError("tool_choice can't force a call yet.", param="tool_choice")
+    if body.template_tools and not model.text.chat_template.takes_tools:
+        headers.append((b"x-octavo-warning", b"the tools are not shown to the model: its chat template has no place"))
     prompt = await model.chat_prompt(body)
-    answer = ChatFormat(model.name, params.n, LogprobFormat(model.tokenizer, params.skip_special_tokens))
-    return _generation(body, model, service, [prompt], params, answer, headers)
+    reading = model.reading(body, choice, prompt, is_free=True)
+    answer = ChatFormat(
+        request_id, model.name, params.n, LogprobFormat(model.tokenizer, params.skip_special_tokens), reading
+    )
+    return _generation(body, model, service, [prompt], params, answer, headers, tokens=reading.visible(model.tokenizer))
 
 
 @router.post("/v1/completions")
-async def completions(body: CompletionRequest, model: TheModel, service: TheService) -> Response:
+async def completions(body: CompletionRequest, model: TheModel, service: TheService, request_id: RequestId) -> Response:
     headers = _check_fields(body, model)
     params = body.sampling_params()
-    prompts = await _text_prompts(body, model)
+    prompts = await _text_prompts(body, model, service, params.n)
     echoes = [model.echo(prompt) if body.echo else "" for prompt in prompts for _ in range(params.n)]
-    answer = TextFormat(model.name, echoes, LogprobFormat(model.tokenizer, params.skip_special_tokens))
+    answer = TextFormat(request_id, model.name, echoes, LogprobFormat(model.tokenizer, params.skip_special_tokens))
     return _generation(body, model, service, [prompt.token_ids for prompt in prompts], params, answer, headers)
 
 
@@ -151,15 +168,17 @@ def _text_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in headers}
 
 
-async def _text_prompts(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
+async def _text_prompts(body: CompletionRequest, model: ServedModel, service: Service, n: int) -> list[Prompt]:
     """The prompt or prompts, whichever of four forms they have."""
     given = body.prompt
     if not isinstance(given, str) and given and isinstance(given[0], int):
         given = [given]  # a list of token ids is one prompt
     if not given:
         raise InvalidRequestError("The prompt is empty: it must hold at least one token.", param="prompt")
+    given = [given] if isinstance(given, str) else given
+    service.check_num_choices(len(given), n)
     prompts = []
-    for prompt in [given] if isinstance(given, str) else given:
+    for prompt in given:
         if isinstance(prompt, str):
             prompts.append(await model.text_prompt(prompt, body.add_special_tokens is not False))
         else:
@@ -176,6 +195,7 @@ def _generation(
     params: SamplingParams,
     answer: Format,
     headers: list[tuple[bytes, bytes]],
+    tokens: TokenBytes | None = None,
 ) -> Response:
     """Raises InvalidRequestError for a prompt that can't be served; the generation begins with the response."""
     for prompt in prompts:
@@ -190,6 +210,7 @@ def _generation(
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
         headers=headers,
+        tokens=tokens or model.tokenizer,
     )
     return GenerationResponse(model, job, service)
 

@@ -4,14 +4,21 @@ import secrets
 import string
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import UNSET
 
 from octavo.server.responses import ChatMessage, Delta, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta
-from octavo.text.message_parts import CallArguments, CallStart, Content, Part, Reasoning
-from octavo.text.output_parser import OutputParser, Read
+from octavo.server.tool_choice import ToolChoice
+from octavo.text.detokenizer import TokenBytes
+from octavo.text.incremental import Source, Steps
+from octavo.text.message_parts import CallArguments, CallStart, Content, Part, PartSink, Reasoning
+from octavo.text.output_parser import OutputParser, Read, read_content
+from octavo.text.reasoning import ReasoningFormat, read_reasoning
+from octavo.text.tool_calls import ToolFormat
+from octavo.text.tool_calls.forced import read_named_arguments, read_required_calls
 
-__all__ = ["MessageReader", "Reading"]
+__all__ = ["MessageReader", "Reading", "plan_reading"]
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -37,6 +44,60 @@ class Reading:
     finish_reason: str = "tool_calls"
     """Of an answer with calls that ends by itself."""
     new_call_id: Callable[[], str] = long_call_id
+
+    def visible(self, tokenizer: TokenBytes) -> TokenBytes:
+        """`tokenizer`, to which the markers are no special tokens, so that they are not left out of the text."""
+        return _VisibleMarkers(tokenizer, self.markers) if self.markers else tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _VisibleMarkers:
+    tokenizer: TokenBytes
+    markers: frozenset[str]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.tokenizer.token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        if not self.tokenizer.is_special(token_id):
+            return False
+        return self.tokenizer.token_bytes(token_id).decode(errors="replace") not in self.markers
+
+
+def plan_reading(
+    choice: ToolChoice,
+    tools: ToolFormat | None,
+    reasoning: ReasoningFormat | None,
+    *,
+    is_reasoning_open: bool,
+    keeps_reasoning: bool,
+) -> Reading:
+    """`tools` and `reasoning` are the model's ways to write them. A forced call is written in octavo's own way, and
+    without reasoning; OpenAI ends it with "stop" where the function was named."""
+    new_call_id = short_call_id if tools is not None and tools.has_short_ids else long_call_id
+    if choice.mode == "named":
+        read = partial(read_named_arguments, name=choice.functions[0].name)
+        return Reading(read=read, finish_reason="stop", new_call_id=new_call_id)
+    if choice.mode == "required":
+        return Reading(read=read_required_calls, new_call_id=new_call_id)
+    if choice.mode == "none":
+        tools = None
+    if tools is None and reasoning is None:
+        return Reading()
+
+    def read_message(source: Source, sink: PartSink) -> Steps[None]:
+        if reasoning is not None:
+            yield from read_reasoning(source, sink, reasoning, is_reasoning_open)
+        yield from read_content(source, sink) if tools is None else tools.read(source, sink, choice.names)
+
+    markers = () if reasoning is None else (reasoning.start, reasoning.end)
+    return Reading(
+        read=read_message,
+        markers=frozenset([*markers, *(() if tools is None else tools.markers)]),
+        max_calls=None if choice.is_parallel else 1,
+        keeps_reasoning=keeps_reasoning,
+        new_call_id=new_call_id,
+    )
 
 
 class MessageReader:

@@ -5,12 +5,14 @@ Knows no model: limits of the vocabulary and the context are checked later.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
+from octavo.server.tool_choice import ToolChoice, choose
+from octavo.server.tool_schema import MessageCall, NamedToolChoice, Tool, arguments_for_template
 
 __all__ = [
     "ApiRequest",
@@ -31,7 +33,6 @@ WireInt = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 HARMLESS = frozenset(
     [
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
         "request_id",
@@ -64,8 +65,6 @@ UNSUPPORTED = {
     "return_token_ids": "returning token ids",
     "structured_outputs": "structured output",
     "suffix": "filling in before a suffix",
-    "tool_choice": "tools",
-    "tools": "tools",
     "truncate_prompt_tokens": "truncating the prompt",
     "use_beam_search": "beam search",
     "web_search_options": "web search",
@@ -76,7 +75,6 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "length_penalty": [1, 1.0],
     "modalities": [["text"]],
     "response_format": [{"type": "text"}],
-    "tool_choice": ["none", "auto"],
 }
 """Values of these fields that ask for nothing, beside null, false and empty ones."""
 
@@ -185,12 +183,35 @@ class Message(BaseModel):
 
     role: str
     content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
+    """Of a message with the role "tool": the call it answers."""
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    """The same, as templates know it."""
+
+    @property
+    def text(self) -> str:
+        """The content's parts joined."""
+        return (
+            "".join(part.text or "" for part in self.content) if isinstance(self.content, list) else self.content or ""
+        )
 
     @property
     def num_characters(self) -> int:
-        if isinstance(self.content, list):
-            return sum(len(part.text or "") for part in self.content)
-        return len(self.content or "")
+        return len(self.text) + sum(len(call.function.arguments or "") for call in self.tool_calls or ())
+
+    def for_template(self, where: str) -> dict[str, Any]:
+        """Raises InvalidRequestError naming `where` the arguments of a call are no JSON object."""
+        message = self.model_dump(exclude_unset=True)
+        for i, call in enumerate(message.get("tool_calls") or ()):
+            function = call["function"]
+            place = f"{where}.tool_calls[{i}].function.arguments"
+            function["arguments"] = arguments_for_template(function.get("arguments"), place)
+        if (reasoning := self.reasoning_content or self.reasoning) is not None:
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        return message
 
 
 class ChatInput(ApiRequest):
@@ -202,6 +223,7 @@ class ChatInput(ApiRequest):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
 
     def check_parts(self) -> None:
         """Raises InvalidRequestError for an image or another part that octavo can't read."""
@@ -215,8 +237,15 @@ class ChatInput(ApiRequest):
                     )
 
     @property
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """None without any: that is what templates look for."""
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools or ()] or None
+
+    @property
     def num_characters(self) -> int:
-        return sum(message.num_characters for message in self.messages or ())
+        return sum(message.num_characters for message in self.messages or ()) + (
+            len(repr(self.tools)) if self.tools else 0
+        )
 
 
 class ChatCompletionRequest(ChatInput, SamplingRequest):
@@ -227,6 +256,20 @@ class ChatCompletionRequest(ChatInput, SamplingRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: bool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    """None is "auto"."""
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    """False leaves the reasoning out of the answer."""
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """A model that shall call none is shown none."""
+        return None if self.tool_choice == "none" else super().template_tools
+
+    def chosen_tools(self) -> ToolChoice:
+        """Raises InvalidRequestError for tools, or a choice among them, that can't be."""
+        return choose(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
 
     def sampling_params(self) -> SamplingParams:
         if self.top_logprobs and not self.logprobs:

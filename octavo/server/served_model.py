@@ -12,15 +12,21 @@ from octavo.core.request import RequestLimits
 from octavo.engine.client import EngineClient
 from octavo.engine.messages import EngineInfo
 from octavo.errors import InvalidRequestError
-from octavo.server.schema import ChatInput
+from octavo.server.reading import Reading, plan_reading
+from octavo.server.schema import ChatCompletionRequest, ChatInput
+from octavo.server.tool_choice import ToolChoice
+from octavo.text.reasoning import ReasoningFormat
 from octavo.text.text_side import TextSide
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tool_calls import ToolFormat
 
 __all__ = ["Prompt", "ServedModel"]
 
 T = TypeVar("T")
 LONG_TEXT = 8192
 """Characters: several milliseconds of tokenising."""
+LONGEST_TAG = 32
+"""Tokens, at the end of a prompt, that a tag and white space can take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,8 @@ class ServedModel:
     text: TextSide
     client: EngineClient
     info: EngineInfo
+    tool_format: ToolFormat | None = None
+    reasoning_format: ReasoningFormat | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -57,14 +65,31 @@ class ServedModel:
 
         def render_and_encode() -> list[int]:
             text = self.text.chat_template.render(
-                [message.model_dump(exclude_unset=True) for message in request.messages or ()],
+                [message.for_template(f"messages[{i}]") for i, message in enumerate(request.messages or ())],
                 request.add_generation_prompt is not False,
+                request.template_tools,
                 continue_final_message=bool(request.continue_final_message),
                 **_template_variables(request),
             )
             return self.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
 
         return await _run(render_and_encode, request.num_characters)
+
+    def reading(self, request: ChatCompletionRequest, choice: ToolChoice, prompt: list[int], is_free: bool) -> Reading:
+        """How to read the answers; one that a grammar rules is not `is_free` and has no reasoning."""
+        form = self.reasoning_format if is_free else None
+        is_open = False
+        if form is not None and request.continue_final_message:
+            is_open = form.is_open_after(request.messages[-1].text)
+        elif form is not None:
+            is_open = form.is_opened_by(self.decode(prompt[-LONGEST_TAG:]))
+        return plan_reading(
+            choice,
+            self.tool_format,
+            form,
+            is_reasoning_open=is_open,
+            keeps_reasoning=request.include_reasoning is not False,
+        )
 
     async def text_prompt(self, text: str, add_special_tokens: bool = True) -> Prompt:
         token_ids = await _run(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))

@@ -17,11 +17,13 @@ from octavo.engine.choice import Choice, Piece, merge
 from octavo.engine.client import Generation
 from octavo.errors import OctavoError
 from octavo.sampling_params import SamplingParams
+from octavo.server.access_log import tell_usage
 from octavo.server.errors import ErrorBody, describe
 from octavo.server.formats import ChunkUsage, Format
 from octavo.server.responses import PromptTokensDetails, Usage
 from octavo.server.served_model import ServedModel
 from octavo.server.service import Service
+from octavo.text.detokenizer import TokenBytes
 
 __all__ = ["GenerationJob", "GenerationResponse"]
 
@@ -43,6 +45,8 @@ class GenerationJob:
     priority: int
     cache_salt: str | None
     headers: list[tuple[bytes, bytes]]
+    tokens: TokenBytes
+    """The tokenizer, as the text of the answers needs it."""
 
 
 class GenerationResponse(Response):
@@ -53,7 +57,7 @@ class GenerationResponse(Response):
         self._service = service
         self._model = model
         self._job = job
-        self._choices = [Choice(model.tokenizer, job.params) for _ in range(len(job.prompts) * job.params.n)]
+        self._choices = [Choice(job.tokens, job.params) for _ in range(len(job.prompts) * job.params.n)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
@@ -64,6 +68,8 @@ class GenerationResponse(Response):
                 await (self._stream if job.stream else self._collect)(generation, send)
             finally:
                 watcher.cancel()
+                usage = self._usage()
+                tell_usage(scope, usage.prompt_tokens, usage.completion_tokens)
 
     async def _collect(self, generation: Generation, send: Send) -> None:
         pieces: list[list[Piece]] = [[] for _ in self._choices]

@@ -40,6 +40,12 @@ class ChatTemplate:
         self._now = now
         self._template = None if source is None else _compile(source)
         self._takes_parts = source is not None and _iterates_over_content(source)
+        self.source = source
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template shows tools to the model."""
+        return "tools" in (self.source or "")
 
     def render(
         self,

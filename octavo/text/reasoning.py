@@ -17,9 +17,13 @@ class ReasoningFormat:
     """The model reasons from its first token, whether the first tag is there or not."""
 
     def is_opened_by(self, prompt: str) -> bool:
-        """Whether an answer to `prompt` begins within the reasoning."""
+        """Whether an answer to `prompt`, of which the end will do, begins within the reasoning."""
         prompt = prompt.rstrip()
         return prompt.endswith(self.start) or (self.is_open and not prompt.endswith(self.end))
+
+    def is_open_after(self, beginning: str) -> bool:
+        """Whether an answer that has begun so goes on within the reasoning."""
+        return beginning.rfind(self.start) > beginning.rfind(self.end)
 
 
 REASONING_FORMATS = {

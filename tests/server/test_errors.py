@@ -13,6 +13,7 @@ CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "<say>x"}]
 HUGE = 10**30
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
@@ -113,7 +114,18 @@ def test_a_number_that_is_none_is_refused(http: httpx.Client, literal: str) -> N
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         (CHAT, {"echo": True}, "echo"),
-        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        (CHAT, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}] * 129}, "tools"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
+        (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "messages",
+        ),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"prompt_logprobs": 0}, "prompt_logprobs"),
         (TEXT, {"logprobs": True}, "logprobs"),
