@@ -20,6 +20,7 @@ class KVCacheManager:
 
     Invariants: a table holds exactly the blocks that `num_computed_tokens` tokens need, and only grows at its tail; a
     block carries a hash only when it is full of known tokens that were scheduled, and then it is the hash of those.
+    With no groups, as for encoders, tables are empty and every request fits.
     """
 
     def __init__(
@@ -53,18 +54,22 @@ class KVCacheManager:
         num_shared = sum(not self.pool.is_free(block_id) for block_ids in prefix for block_id in block_ids)
         return num_needed - num_shared <= self.pool.num_free
 
-    def open(self, request: Request, prefix: BlockTables) -> None:
-        """Begin the request's tables with shared blocks."""
+    def open(self, request: Request, prefix: BlockTables) -> int:
+        """Begin the request's tables with shared blocks. Returns how many tokens these hold."""
         assert request.request_id not in self._tables
         for block_ids in prefix:
             self.pool.share(block_ids)
         self._tables[request.request_id] = tuple(list(block_ids) for block_ids in prefix)
-        self._num_registered[request.request_id] = len(prefix[0])
+        num_blocks = len(prefix[0]) if prefix else 0
+        self._num_registered[request.request_id] = num_blocks
+        return num_blocks * self.block_size
 
     def allocate(self, request: Request, num_new_tokens: int) -> BlockTables | None:
         """Grow the tables by what the next tokens need. Returns the new block ids; None, changing nothing, if the pool
         has too few."""
         tables = self._tables[request.request_id]
+        if not tables:
+            return self._no_blocks
         num_new = self._num_blocks(request.num_computed_tokens + num_new_tokens) - len(tables[0])
         if not num_new:
             return self._no_blocks

@@ -25,15 +25,7 @@ class RequestLimits:
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """Raise InvalidRequestError or ContextLengthError for a request that can never be served."""
         num_prompt_tokens = len(prompt_token_ids)
-        if not num_prompt_tokens:
-            raise InvalidRequestError("The prompt is empty: it must hold at least one token.", param="prompt")
-        lowest, highest = min(prompt_token_ids), max(prompt_token_ids)
-        if lowest < 0 or highest >= self.vocab_size:
-            value = lowest if lowest < 0 else highest
-            raise InvalidRequestError(
-                f"Token id {value} in the prompt is outside the vocabulary: ids go from 0 to {self.vocab_size - 1}.",
-                param="prompt",
-            )
+        self._check_tokens(prompt_token_ids, "prompt")
         params.check_vocabulary(self.vocab_size)
         asked = 1 if params.max_tokens is None else params.max_tokens
         request = f"The request has {num_prompt_tokens} tokens in the prompt and asks for {asked} more"
@@ -49,6 +41,29 @@ class RequestLimits:
                 f"The server's KV cache holds {self.kv_capacity_tokens} tokens. {request}, which needs room for "
                 f"{num_kv_tokens}. Shorten the prompt or lower max_tokens; the server's limit is set by "
                 "--kv-cache-memory-bytes or --gpu-memory-utilization."
+            )
+
+    def check_input(self, token_ids: list[int]) -> None:
+        """The same for a text that is to be embedded: nothing is generated."""
+        self._check_tokens(token_ids, "input")
+        most = min(self.max_model_len, self.kv_capacity_tokens)
+        if len(token_ids) > most:
+            limit = "--max-model-len" if most == self.max_model_len else "--kv-cache-memory-bytes"
+            raise ContextLengthError(
+                f"This model's maximum context length is {most} tokens. The input has {len(token_ids)} tokens. Shorten "
+                f"it, or have it cut off with truncate_prompt_tokens; the server's limit is set by {limit}.",
+                param="input",
+            )
+
+    def _check_tokens(self, token_ids: list[int], name: str) -> None:
+        if not token_ids:
+            raise InvalidRequestError(f"The {name} is empty: it must hold at least one token.", param=name)
+        lowest, highest = min(token_ids), max(token_ids)
+        if lowest < 0 or highest >= self.vocab_size:
+            value = lowest if lowest < 0 else highest
+            raise InvalidRequestError(
+                f"Token id {value} in the {name} is outside the vocabulary: ids go from 0 to {self.vocab_size - 1}.",
+                param=name,
             )
 
     def max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:

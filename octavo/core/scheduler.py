@@ -35,12 +35,15 @@ class SchedulerConfig:
     block_size: int
     """Tokens a block."""
     num_groups: int = 1
-    """Groups of layers with a block table of their own."""
+    """Groups of layers with a block table of their own. None in encoders, which keep nothing between steps: a prompt is
+    scheduled whole, in the first step whose budget has room for it."""
     enable_prefix_caching: bool = True
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """Tokens of one request that the whole pool holds."""
+        """Tokens of one request that the whole pool holds; without a pool, that a step holds."""
+        if not self.num_groups:
+            return self.max_num_batched_tokens
         return self.num_blocks // self.num_groups * self.block_size
 
 
@@ -156,6 +159,10 @@ class Scheduler:
         for request_id, rows in prompt_logprobs.items():  # prompts that are not read to their end
             if self._requests[request_id].finish_reason is None:
                 deltas.append(RequestDelta(request_id, [], prompt_logprobs=rows))
+        for request_id, embedding in result.embeddings.items():
+            request = self._requests[request_id]
+            if request.finish_reason is None:
+                deltas.append(self._accept_embedding(request, embedding))
         self._retire(scheduler_output)
         return deltas
 
@@ -231,12 +238,11 @@ class Scheduler:
         while token_budget and self._waiting and len(self._running) < self.config.max_num_seqs:
             request = next(iter(self._waiting.values()))
             prefix = self._kv.match_prefix(request)
-            if not self._kv.can_hold(request, prefix):
+            if not self._kv.can_hold(request, prefix) or (not self.config.num_groups and request.gap > token_budget):
                 return
             del self._waiting[request.request_id]
             self._running[request.request_id] = request
-            self._kv.open(request, prefix)
-            request.num_computed_tokens = len(prefix[0]) * self.config.block_size
+            request.num_computed_tokens = self._kv.open(request, prefix)
             self._announce(step, request)
             num_new_tokens = min(request.gap, token_budget)
             allocated = self._kv.allocate(request, num_new_tokens)
@@ -307,6 +313,17 @@ class Scheduler:
             request.stop_reason,
             request.num_cached_tokens,
             prompt_logprobs=prompt_logprobs,
+        )
+
+    def _accept_embedding(self, request: Request, embedding: bytes) -> RequestDelta:
+        request.num_placeholders -= 1
+        self._finish(request, "stop")
+        return RequestDelta(
+            request.request_id,
+            [],
+            finish_reason="stop",
+            num_cached_tokens=request.num_cached_tokens,
+            embedding=embedding,
         )
 
     def _fail(self, request: Request, message: str) -> list[RequestDelta]:

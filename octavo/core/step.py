@@ -89,6 +89,8 @@ class ModelRunnerOutput:
     """Requests of the step whose computation failed (a NaN in their logits), with the reason; absent above."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By request, the next of its prompt's tokens in order, the first token left out; no token comes twice."""
+    embeddings: dict[int, bytes] = field(default_factory=dict)
+    """Of requests that are pooled instead of sampled, little-endian float32; absent above."""
 
 
 class StepHandle(Protocol):
@@ -123,3 +125,5 @@ class RequestDelta:
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Of the next tokens of the prompt, for requests that asked for them; all come before, or with, the first new
     token."""
+    embedding: bytes | None = None
+    """The prompt's, little-endian float32: the one result of a request that is pooled instead of sampled."""
