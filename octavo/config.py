@@ -9,8 +9,10 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from octavo.checkpoint.generation_config import resolve_sampling_defaults
-from octavo.checkpoint.model_config import ModelConfig
+from octavo.checkpoint.model_config import ModelConfig, PoolingConfig
 from octavo.errors import ConfigError
+from octavo.text.reasoning import REASONING_FORMATS
+from octavo.text.tool_calls import TOOL_FORMATS
 
 __all__ = ["EngineConfig", "Facts", "ResolvedConfig", "ServerConfig", "kv_bytes_per_token", "resolve"]
 
@@ -51,6 +53,11 @@ class EngineConfig:
     tokenizer: str | None = option(None, "Folder or .gguf file with the tokenizer, if not the model's own.")
     revision: str | None = option(None, "Branch, tag or commit of a Hub model.")
     download_dir: str | None = option(None, "Where Hub models are kept; default: Hugging Face's cache.")
+    runner: str = option(
+        "auto",
+        "generate text, or pool hidden states into embeddings; auto: as the model was made for.",
+        choices=("auto", "generate", "pooling"),
+    )
     dtype: str = option("auto", "Type of weights and activations; auto: the checkpoint's own.", choices=DTYPES)
     kv_cache_dtype: str = option(
         "auto", "Type of the KV cache; auto: as --dtype.", choices=("auto", "float32", "bfloat16", "float16")
@@ -58,7 +65,9 @@ class EngineConfig:
     max_model_len: int | None = option(None, "Most tokens of prompt and output together; default: the model's own.")
     max_num_seqs: int = option(128, "Most requests in one step.")
     max_num_batched_tokens: int | None = option(
-        None, "Most tokens in one step; default: on the CPU what takes about 200 ms by measurement, on a GPU 8192."
+        None,
+        "Most tokens in one step; default: on the CPU what takes about 200 ms by measurement, on a GPU 8192. An encoder "
+        "computes a text in one step, so it has at least --max-model-len.",
     )
     block_size: int = option(16, "Tokens in a KV block: a multiple of 16.")
     enable_prefix_caching: bool = option(True, "Keep the KV of finished prompts and reuse it.")
@@ -106,6 +115,14 @@ class ServerConfig:
     chat_template: str | None = option(None, "Chat template, or a file that holds one, instead of the model's own.")
     trust_request_chat_template: bool = option(
         False, "Let requests bring a chat template of their own: a program, which can take long."
+    )
+    tool_call_parser: str | None = option(
+        None, "How the model writes tool calls; default: found from the chat template.", choices=(*TOOL_FORMATS, "none")
+    )
+    reasoning_parser: str | None = option(
+        None,
+        "How the model marks its reasoning; default: found from the chat template.",
+        choices=(*REASONING_FORMATS, "none"),
     )
     strict: bool = option(False, "Refuse requests with fields that nobody knows, instead of naming them in a header.")
     disable_access_log: bool = option(False, "Do not log each request.")
@@ -171,12 +188,16 @@ class ResolvedConfig:
     max_num_batched_tokens: int
     block_size: int
     num_blocks: int
+    num_groups: int = 1
+    """Groups of layers that share block tables; encoders have none."""
     enable_prefix_caching: bool
     enforce_eager: bool
     provider: str
     num_threads: int
     max_steps_in_flight: int
     seed: int
+    pooling: PoolingConfig | None = None
+    """How texts become embeddings; None in an engine that generates."""
     sampling_defaults: Mapping[str, int | float]
     """For requests that say nothing, by the names of SamplingParams."""
     reasons: tuple[tuple[str, str], ...] = ()
@@ -184,7 +205,8 @@ class ResolvedConfig:
 
     @property
     def kv_capacity_tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        """Tokens that one request can have computed at once."""
+        return self.num_blocks * self.block_size if self.num_groups else self.max_num_batched_tokens
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str) -> int:
@@ -230,6 +252,9 @@ def _longest_context(model: ModelConfig) -> tuple[int, str]:
 def _resolve_max_model_len(config: EngineConfig, facts: Facts, reasons: _Reasons) -> int:
     longest, why = _longest_context(facts.model)
     if config.max_model_len is None:
+        cut_off = facts.model.max_sequence_length
+        if cut_off is not None and cut_off < longest:
+            longest, why = cut_off, "where sentence-transformers cuts texts off"
         reasons.note("max-model-len", longest, why)
         return longest
     if config.max_model_len > longest:
@@ -240,10 +265,39 @@ def _resolve_max_model_len(config: EngineConfig, facts: Facts, reasons: _Reasons
     return config.max_model_len
 
 
-def _resolve_token_budget(config: EngineConfig, facts: Facts, reasons: _Reasons) -> int:
-    if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    tokens_per_s = facts.flops_per_s / (2 * facts.num_parameters)
+def _resolve_pooling(config: EngineConfig, facts: Facts, reasons: _Reasons) -> PoolingConfig | None:
+    model = facts.model
+    if config.runner == "generate" and model.is_encoder:
+        raise ConfigError(
+            f"--runner generate: {model.model_type} is an encoder, which generates nothing. Leave the option out."
+        )
+    if config.runner == "generate" or (config.runner == "auto" and not model.is_encoder and model.pooling is None):
+        return None
+    pooling = model.pooling or PoolingConfig(mode="mean" if model.is_encoder else "last")
+    if pooling.mode != "last" and not model.is_encoder:
+        raise ConfigError(
+            f"The model's files ask for {pooling.mode} pooling. Decoders pool their last token only, since a prompt is "
+            "computed in chunks. --runner generate serves the model without embeddings."
+        )
+    if config.runner == "auto":
+        why = "an encoder" if model.is_encoder else "sentence-transformers' files are beside the model"
+        reasons.note("runner", "pooling", why)
+    return pooling
+
+
+def _resolve_token_budget(config: EngineConfig, facts: Facts, max_model_len: int, reasons: _Reasons) -> int:
+    budget = config.max_num_batched_tokens or _default_token_budget(config, facts, reasons)
+    if facts.model.is_encoder and budget < max_model_len:
+        reasons.note("max-num-batched-tokens", max_model_len, "raised, since an encoder computes a text in one step")
+        return max_model_len
+    return budget
+
+
+def _default_token_budget(config: EngineConfig, facts: Facts, reasons: _Reasons) -> int:
+    num_multiplied = facts.num_parameters
+    if facts.model.is_encoder:  # whose embedding is looked up only
+        num_multiplied = max(num_multiplied - facts.model.vocab_size * facts.model.hidden_size, 1)
+    tokens_per_s = facts.flops_per_s / (2 * num_multiplied)
     tokens = int(tokens_per_s * STEP_SECONDS) // 16 * 16
     budget = min(max(tokens, config.max_num_seqs), 8192)
     why = f"about {tokens_per_s:.0f} tokens/s by measurement, for steps of {STEP_SECONDS * 1000:.0f} ms"
@@ -272,6 +326,31 @@ def _resolve_kv_bytes(
     return pool, "--gpu-memory-utilization or --kv-cache-memory-bytes"
 
 
+def _resolve_num_blocks(
+    config: EngineConfig, facts: Facts, dtype: str, kv_cache_dtype: str, max_model_len: int, reasons: _Reasons
+) -> int:
+    """Blocks of the KV pool. Raises ConfigError where there is no room for one beside the weights."""
+    weights_bytes = facts.num_parameters * DTYPE_BYTES[dtype]
+    if facts.model.is_encoder:
+        if weights_bytes > facts.free_memory_bytes:
+            raise ConfigError(
+                f"The weights need {_gib(weights_bytes)} and {_gib(facts.free_memory_bytes)} are free. Choose a smaller "
+                "--dtype."
+            )
+        return 0
+    block_bytes = kv_bytes_per_token(facts.model, kv_cache_dtype) * config.block_size
+    blocks_per_seq = -(-max_model_len // config.block_size)
+    most = config.max_num_seqs * blocks_per_seq * block_bytes
+    pool_bytes, pool_option = _resolve_kv_bytes(config, facts, weights_bytes, most, reasons)
+    if pool_bytes < block_bytes:
+        raise ConfigError(
+            f"The KV pool of {_gib(max(pool_bytes, 0))} has no room for one block of {block_bytes} bytes: "
+            f"{_gib(facts.free_memory_bytes)} are free and the weights need {_gib(weights_bytes)}. "
+            f"Raise {pool_option}, or choose a smaller --dtype or --kv-cache-dtype."
+        )
+    return pool_bytes // block_bytes
+
+
 def _resolve_sampling_defaults(config: EngineConfig, facts: Facts, reasons: _Reasons) -> dict[str, int | float]:
     defaults = resolve_sampling_defaults(
         facts.model.sampling_defaults, config.generation_config, config.override_generation_config
@@ -288,22 +367,12 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     Raises ConfigError where they can't work together: a context longer than the model's, a pool without room.
     """
     reasons = _Reasons()
+    pooling = _resolve_pooling(config, facts, reasons)
     dtype = _resolve_dtype(config, facts, reasons)
     kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     max_model_len = _resolve_max_model_len(config, facts, reasons)
-    budget = _resolve_token_budget(config, facts, reasons)
-    block_bytes = kv_bytes_per_token(facts.model, kv_cache_dtype) * config.block_size
-    blocks_per_seq = -(-max_model_len // config.block_size)
-    weights_bytes = facts.num_parameters * DTYPE_BYTES[dtype]
-    most = config.max_num_seqs * blocks_per_seq * block_bytes
-    pool_bytes, pool_option = _resolve_kv_bytes(config, facts, weights_bytes, most, reasons)
-    num_blocks = pool_bytes // block_bytes
-    if num_blocks < 1:
-        raise ConfigError(
-            f"The KV pool of {_gib(max(pool_bytes, 0))} has no room for one block of {block_bytes} bytes: "
-            f"{_gib(facts.free_memory_bytes)} are free and the weights need {_gib(weights_bytes)}. "
-            f"Raise {pool_option}, or choose a smaller --dtype or --kv-cache-dtype."
-        )
+    budget = _resolve_token_budget(config, facts, max_model_len, reasons)
+    num_blocks = _resolve_num_blocks(config, facts, dtype, kv_cache_dtype, max_model_len, reasons)
     if facts.provider == "reference":
         reasons.note("attention-backend", "REFERENCE", "plain torch; the native kernels are not used")
     return ResolvedConfig(
@@ -314,12 +383,14 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         max_num_batched_tokens=budget,
         block_size=config.block_size,
         num_blocks=num_blocks,
-        enable_prefix_caching=config.enable_prefix_caching,
+        num_groups=0 if facts.model.is_encoder else 1,
+        enable_prefix_caching=config.enable_prefix_caching and not facts.model.is_encoder,
         enforce_eager=config.enforce_eager,
         provider=facts.provider,
         num_threads=facts.num_threads,
         max_steps_in_flight=2 if config.async_scheduling else 1,
         seed=config.seed,
+        pooling=pooling,
         sampling_defaults=_resolve_sampling_defaults(config, facts, reasons),
         reasons=tuple(reasons),
     )

@@ -22,6 +22,8 @@ class Retired:
     note: str
     accepts: tuple[str, ...] | None = None
     """None: any value is accepted, with the note. Otherwise these are, silently, and any other is refused with it."""
+    means: tuple[str, ...] = ()
+    """Values that stand for --runner pooling, which is said in a line."""
 
 
 def _ignored(names: str, note: str, nargs: int | str | None = None) -> Retired:
@@ -43,8 +45,7 @@ def _refused_flag(names: str, note: str) -> Retired:
 NO_COMPILER = "nothing is compiled at run time, so this has no effect; --enforce-eager turns step capture off."
 NO_LORA = "LoRA adapters are not supported yet."
 NO_SPECULATION = "speculative decoding is not supported yet."
-NO_TOOLS = "tool calling is not supported yet."
-NO_REASONING = "reasoning parsers are not supported yet; the text is returned whole."
+NO_TASK = "models generate text or embed; --runner says which."
 ONE_DEVICE = "only one device is supported yet; leave it out."
 ONE_HOST = "everything runs in one engine process on this host, so this has no effect."
 CHUNKED = "prompts are always read in chunks that fit --max-num-batched-tokens; this has no effect."
@@ -68,6 +69,9 @@ RETIRED: tuple[Retired, ...] = (
     _ignored_flag("--enable-request-id-headers", "answers always bear X-Request-Id; this has no effect."),
     _ignored_flag("--worker-use-ray --engine-use-ray --disable-frontend-multiprocessing", ONE_HOST),
     _ignored("--max-parallel-loading-workers", ONE_HOST),
+    _ignored_flag("--enable-auto-tool-choice", "the model may always choose a tool."),
+    _ignored_flag("--exclude-tools-when-tool-choice-none", "that is always done."),
+    _ignored_flag("--enable-reasoning", "reasoning is always told apart, if the model writes any."),
     _ignored_flag("--disable-custom-all-reduce", ONE_HOST),
     _ignored_flag("--enable-chunked-prefill", CHUNKED),
     _ignored("--max-num-partial-prefills --max-long-partial-prefills --long-prefill-token-threshold", CHUNKED),
@@ -87,9 +91,8 @@ RETIRED: tuple[Retired, ...] = (
     # Accepted where they ask for what happens anyway
     _refused("--metrics-backend", "metrics are in Prometheus's format only, at /metrics.", "prometheus"),
     _refused("--device", "only the CPU is supported yet.", "auto", "cpu"),
-    _refused("--task", "only text generation is supported yet; the kind is read from the model.", "auto", "generate"),
-    _refused("--runner", "only text generation is supported yet; the kind is read from the model.", "auto", "generate"),
-    _refused("--convert", "converting a model to another task is not supported.", "auto", "none"),
+    Retired("--task", None, NO_TASK, ("auto", "generate"), means=("embed", "embedding")),
+    Retired("--convert", None, NO_TASK, ("auto", "none"), means=("embed",)),
     _refused("--model-impl", "models are octavo's own files only.", "auto", "vllm"),
     _refused("--load-format", "the format is read from the files: safetensors or GGUF.", "auto", "safetensors", "gguf"),
     _refused("--config-format", "the format is read from the files.", "auto", "hf"),
@@ -113,10 +116,8 @@ RETIRED: tuple[Retired, ...] = (
     _refused_flag("--enable-lora", NO_LORA),
     _refused("--lora-modules", NO_LORA, nargs="+"),
     _refused("--max-loras --max-lora-rank --max-cpu-loras", NO_LORA),
-    _refused_flag("--enable-auto-tool-choice", NO_TOOLS),
-    _refused("--tool-call-parser --tool-parser-plugin --tool-server", NO_TOOLS),
-    _refused_flag("--enable-reasoning", NO_REASONING),
-    _refused("--reasoning-parser", NO_REASONING),
+    _refused("--tool-parser-plugin --reasoning-parser-plugin", "parsers are octavo's own."),
+    _refused("--tool-server", "tools are run by the client."),
     _refused("--guided-decoding-backend --structured-outputs-config", "structured output is not supported yet."),
     _refused("--kv-transfer-config --kv-events-config", "moving KV between engines is not supported yet."),
     _refused_flag("--enable-expert-parallel", ONE_DEVICE),
@@ -139,7 +140,10 @@ class _RetiredAction(argparse.Action):
     ) -> None:
         values = values if isinstance(values, list) else [values]
         given = " ".join([option or "", *values])
-        if self.row.accepts is None:
+        if values and values[0] in self.row.means:
+            namespace.runner = "pooling"
+            print(f"{parser.prog}: {given}: replaced by --runner pooling.", file=sys.stderr)
+        elif self.row.accepts is None:
             print(f"{parser.prog}: {given}: {self.row.note}", file=sys.stderr)
         elif not (option or "").startswith("--no-") and (not values or any(v not in self.row.accepts for v in values)):
             parser.error(f"{given}: {self.row.note}")

@@ -30,7 +30,9 @@ from octavo.server.edge import with_edge
 from octavo.server.launch import url_of
 from octavo.server.served_model import ServedModel
 from octavo.server.service import Phase, Service
+from octavo.text.reasoning import find_reasoning_format
 from octavo.text.text_side import load_text_side
+from octavo.text.tool_calls import find_tool_format
 
 __all__ = ["run"]
 
@@ -145,6 +147,8 @@ class _Server:
             text=text,
             client=self._client,
             info=info,
+            tool_format=find_tool_format(self._config.tool_call_parser, text.chat_template.source),
+            reasoning_format=find_reasoning_format(self._config.reasoning_parser, text.chat_template.source),
         )
         self._service.phase = Phase.READY
         self._announce(info.start_seconds, tokenizer_s)

@@ -19,8 +19,9 @@ SERVE_OPTIONS = """
     --disable-access-log --download-dir --dtype --enable-prefix-caching --enforce-eager --generation-config
     --gpu-memory-utilization --host --kv-cache-dtype --kv-cache-memory-bytes --max-body-bytes --max-header-bytes
     --max-model-len --max-num-batched-tokens --max-num-seqs --max-request-choices --model --num-threads
-    --override-generation-config --port --request-timeout --revision --seed --served-model-name --shutdown-timeout
-    --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile --strict --tokenizer --trust-request-chat-template
+    --override-generation-config --port --reasoning-parser --request-timeout --revision --runner --seed
+    --served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile --strict
+    --tokenizer --tool-call-parser --trust-request-chat-template
 """.split()  # noqa: SIM905 - a new option is a decision, made here
 
 
@@ -164,7 +165,7 @@ def test_options_without_effect_are_accepted(capsys: pytest.CaptureFixture[str])
     "options",
     [
         ("--quantization", "awq"), ("-q", "fp8"), ("--tensor-parallel-size", "2"), ("-tp", "2"),
-        ("--speculative-model", "x"), ("--speculative-config", '{"model": "x"}'), ("--task", "embed"),
+        ("--speculative-model", "x"), ("--speculative-config", '{"model": "x"}'), ("--task", "score"),
         ("--enable-lora",), ("--load-format", "dummy"), ("--lora-modules", "a=b", "c=d"),
     ],
 )  # fmt: skip
@@ -172,6 +173,11 @@ def test_options_that_users_rely_on_are_refused(fails: Fails, options: tuple[str
     error = fails("serve", "m", *options)
     assert error.startswith(f"octavo serve: error: {' '.join(options)}: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", [("--task", "embed"), ("--convert=embed",), ("--runner", "pooling")])
+def test_embedding_is_asked_for_by_any_of_vllms_options(options: tuple[str, ...]) -> None:
+    assert serve_configs("m", *options)[0].runner == "pooling"
 
 
 def test_switching_a_refused_flag_off_is_fine() -> None:
