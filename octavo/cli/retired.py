@@ -125,7 +125,7 @@ RETIRED: tuple[Retired, ...] = (
     _refused("--root-path --middleware", "not supported; put a proxy such as nginx in front."),
     _refused("--otlp-traces-endpoint --collect-detailed-traces", "nothing is sent anywhere; use /metrics."),
     _refused("--limit-mm-per-prompt --mm-processor-kwargs", "only text is supported."),
-    _refused("--pooler-config --override-pooler-config", "only text generation is supported yet."),
+    _refused("--pooler-config --override-pooler-config", "how texts are pooled is read from the model's files."),
     _refused_flag("--calculate-kv-scales --disable-sliding-window --skip-tokenizer-init --headless", "not supported."),
 )
 
