@@ -3,10 +3,11 @@
 Knows nothing of HTTP or of devices; the server's schemas turn into this, and `LLM.generate` takes it directly.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from octavo.errors import InvalidRequestError
 
@@ -16,6 +17,7 @@ MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 256
 SEED_BITS = 63
+MAX_STRUCTURE_CHARACTERS = 128 << 10  # of a schema, a regular expression, a grammar or all choices
 GREEDY_BELOW = 1e-5  # dividing logits by less than this overflows or changes nothing
 
 
@@ -39,24 +41,49 @@ def _check_int(name: str, value: int, low: int, high: float, allowed: str) -> No
 class StructuredOutputs:
     """What the output must conform to: exactly one of these. Field names are vLLM's."""
 
-    json: str | None = None
-    """A JSON schema, as JSON text."""
+    json: str | dict[str, Any] | None = None
+    """A JSON schema, as JSON text or as a dict, which becomes text."""
     json_object: bool = False
     """Any JSON object."""
     regex: str | None = None
+    """In the syntax of Rust's regex crate, without look-around and back-references; matches the whole output."""
     choice: tuple[str, ...] | None = None
+    """One of these texts."""
     grammar: str | None = None
-    """A grammar in Lark's syntax, as llguidance reads it."""
+    """A grammar in Lark's syntax, as llguidance reads it, or in GBNF."""
 
     def __post_init__(self) -> None:
-        if self.choice is not None:
-            object.__setattr__(self, "choice", tuple(self.choice))
-        given = [self.json is not None, self.json_object, self.regex is not None, bool(self.choice)]
-        if sum([*given, self.grammar is not None]) != 1:
+        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        if len(given) + self.json_object != 1:
             raise InvalidRequestError(
                 "structured_outputs must set exactly one of json, json_object, regex, choice and grammar.",
                 param="structured_outputs",
             )
+        if isinstance(self.json, dict):
+            object.__setattr__(self, "json", _json_text(self.json))
+        if isinstance(self.choice, list):
+            object.__setattr__(self, "choice", tuple(self.choice))
+        for name in given:
+            _check_structure(name, getattr(self, name))
+
+
+def _check_structure(name: str, value: object) -> None:
+    texts = value if name == "choice" and isinstance(value, tuple) else [value]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequestError(f"structured_outputs has no text in {name}.", param="structured_outputs")
+    num_characters = sum(map(len, texts))
+    if num_characters > MAX_STRUCTURE_CHARACTERS:
+        raise InvalidRequestError(
+            f"{name} in structured_outputs has {num_characters} characters; the limit is {MAX_STRUCTURE_CHARACTERS}.",
+            param="structured_outputs",
+        )
+
+
+def _json_text(schema: object) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"The JSON schema can't be read: {error}.", param="structured_outputs") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +136,8 @@ class SamplingParams:
     """Return the log-probability of each generated token and of this many most likely ones (0: the token's own)."""
     prompt_logprobs: int | None = None
     """The same for each token of the prompt but the first. Such a request does not read the prefix cache."""
+    structured_outputs: StructuredOutputs | None = None
+    """What the output must conform to. The output ends with it, whatever `ignore_eos` says."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     detokenize: bool = True
