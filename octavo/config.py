@@ -66,8 +66,8 @@ class EngineConfig:
     max_num_seqs: int = option(128, "Most requests in one step.")
     max_num_batched_tokens: int | None = option(
         None,
-        "Most tokens in one step; default: on the CPU what takes about 200 ms by measurement, on a GPU 8192. An encoder "
-        "computes a text in one step, so it has at least --max-model-len.",
+        "Most tokens in one step; default: on the CPU what takes about 200 ms by measurement, on a GPU 8192. "
+        "At least --max-model-len in encoders, which compute a text in one step.",
     )
     block_size: int = option(16, "Tokens in a KV block: a multiple of 16.")
     enable_prefix_caching: bool = option(True, "Keep the KV of finished prompts and reuse it.")
@@ -334,8 +334,8 @@ def _resolve_num_blocks(
     if facts.model.is_encoder:
         if weights_bytes > facts.free_memory_bytes:
             raise ConfigError(
-                f"The weights need {_gib(weights_bytes)} and {_gib(facts.free_memory_bytes)} are free. Choose a smaller "
-                "--dtype."
+                f"The weights need {_gib(weights_bytes)} and {_gib(facts.free_memory_bytes)} are free. Choose a "
+                "smaller --dtype."
             )
         return 0
     block_bytes = kv_bytes_per_token(facts.model, kv_cache_dtype) * config.block_size

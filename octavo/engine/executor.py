@@ -1,17 +1,24 @@
 """Executors of one process: steps computed in the caller's thread, or one after the other in a worker thread."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.runner.model_runner import ModelRunner
 
-__all__ = ["InlineExecutor", "ThreadExecutor"]
+__all__ = ["InlineExecutor", "Runner", "ThreadExecutor"]
+
+
+class Runner(Protocol):
+    """What computes a step: a ModelRunner, or one of those that pool."""
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput: ...
+    def forget(self, request_ids: list[int]) -> None: ...
 
 
 class InlineExecutor:
     """`submit` computes the step before it returns: for one step in flight."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
     def submit(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
@@ -26,7 +33,7 @@ class InlineExecutor:
 class ThreadExecutor:
     """`submit` queues the step for a worker thread, so that the next is scheduled while it computes."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-runner")
 

@@ -10,9 +10,14 @@ from collections.abc import Callable
 from octavo.core.request import Request, RequestLimits
 from octavo.core.scheduler import Scheduler, SchedulerStats
 from octavo.core.step import Executor, RequestDelta, SchedulerOutput, StepHandle
-from octavo.engine.messages import AddRequest
+from octavo.engine.messages import AddPooling, AddRequest
+from octavo.errors import InvalidRequestError
+from octavo.sampling_params import SamplingParams
 
 __all__ = ["LLMEngine"]
+
+POOLED = SamplingParams(max_tokens=0, temperature=0.0)
+"""Of requests that sample nothing."""
 
 
 class LLMEngine:
@@ -30,6 +35,7 @@ class LLMEngine:
         eos_token_ids: frozenset[int],
         max_steps_in_flight: int = 1,
         seed: int = 0,
+        is_pooling: bool = False,
         progress: Callable[[], int] = int,
     ) -> None:
         self.scheduler = scheduler
@@ -38,11 +44,14 @@ class LLMEngine:
         self.eos_token_ids = eos_token_ids
         self.max_steps_in_flight = max_steps_in_flight
         self.seed = seed
+        self.is_pooling = is_pooling
         self.progress = progress
         self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
 
     def add_request(self, request: AddRequest) -> None:
         """Queue a request. Raises InvalidRequestError for one that can never be served."""
+        if self.is_pooling:
+            raise InvalidRequestError("This engine embeds texts (--runner pooling); it does not generate.")
         params = request.sampling_params
         self.limits.check(request.prompt_token_ids, params)
         self.scheduler.add_request(
@@ -55,6 +64,25 @@ class LLMEngine:
                 stop_token_ids=frozenset(params.stop_token_ids),
                 seed=self._draw_seed(request.request_id) if params.seed is None else params.seed,
                 choice=request.choice,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
+        )
+
+    def add_pooling(self, request: AddPooling) -> None:
+        """Queue a text to embed. Raises InvalidRequestError for one that can never be served."""
+        if not self.is_pooling:
+            raise InvalidRequestError("This engine generates text; it embeds when started with --runner pooling.")
+        self.limits.check_input(request.prompt_token_ids)
+        self.scheduler.add_request(
+            Request(
+                request.request_id,
+                request.prompt_token_ids,
+                POOLED,
+                max_tokens=0,
+                eos_token_ids=frozenset(),
+                stop_token_ids=frozenset(),
+                seed=0,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
             )

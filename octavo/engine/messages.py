@@ -5,12 +5,14 @@ Plain data; the field types are those of `core/step.py` and `sampling_params.py`
 
 import msgspec
 
+from octavo.checkpoint.model_config import PoolingConfig
 from octavo.core.scheduler import SchedulerStats
 from octavo.core.step import RequestDelta
 from octavo.sampling_params import SamplingParams
 
 __all__ = [
     "AbortRequests",
+    "AddPooling",
     "AddRequest",
     "EngineFailed",
     "EngineInfo",
@@ -29,6 +31,15 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, kw_only=True):
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     choice: int = 0
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class AddPooling(msgspec.Struct, tag="pool", frozen=True, kw_only=True):
+    """Queue one text that is to become an embedding."""
+
+    request_id: int
+    prompt_token_ids: list[int]
     priority: int = 0
     cache_salt: str | None = None
 
@@ -60,8 +71,16 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int]
     sampling_defaults: dict[str, int | float] = {}
     """The model's, for requests that set no others."""
+    pooling: PoolingConfig | None = None
+    """How texts become embeddings; None in an engine that generates."""
+    embedding_size: int = 0
     start_seconds: dict[str, float]
     """Seconds each stage of the start took, in order."""
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that one request can have computed at once: in the pool or, in an encoder without one, in a step."""
+        return self.num_blocks * self.block_size if self.num_blocks else self.max_num_batched_tokens
 
 
 class EngineReady(msgspec.Struct, tag="ready", frozen=True):
@@ -82,5 +101,5 @@ class StepResult(msgspec.Struct, tag="step", frozen=True):
     stats: SchedulerStats
 
 
-ToEngine = AddRequest | AbortRequests | FinishRequest
+ToEngine = AddRequest | AddPooling | AbortRequests | FinishRequest
 FromEngine = EngineReady | EngineFailed | StepResult

@@ -23,6 +23,7 @@ from octavo.core.step import RequestDelta
 from octavo.engine.launch import read_launch
 from octavo.engine.messages import (
     AbortRequests,
+    AddPooling,
     AddRequest,
     EngineFailed,
     EngineInfo,
@@ -46,6 +47,7 @@ class Engine(Protocol):
     """What the loop needs of an `LLMEngine`."""
 
     def add_request(self, request: AddRequest) -> None: ...
+    def add_pooling(self, request: AddPooling) -> None: ...
     def abort(self, request_id: int) -> None: ...
     def finish(self, request_id: int, num_tokens: int) -> None: ...
     def step(self) -> list[RequestDelta]: ...
@@ -146,9 +148,9 @@ class EngineLoop:
 
     def _take(self, message: ToEngine) -> None:
         match message:
-            case AddRequest():
+            case AddRequest() | AddPooling():
                 try:
-                    self._engine.add_request(message)
+                    self._add(message)
                 except InvalidRequestError as error:
                     refusal = RequestDelta(message.request_id, [], finish_reason="error", error=str(error))
                     self._unsent.append(refusal)
@@ -157,6 +159,12 @@ class EngineLoop:
                     self._engine.abort(request_id)
             case FinishRequest():
                 self._engine.finish(message.request_id, message.num_tokens)
+
+    def _add(self, request: AddRequest | AddPooling) -> None:
+        if isinstance(request, AddPooling):
+            self._engine.add_pooling(request)
+        else:
+            self._engine.add_request(request)
 
     def _report(self) -> None:
         if self._channel.send(StepResult(self._unsent, self._engine.stats())):

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 
@@ -13,14 +14,15 @@ from octavo.config import EngineConfig, Facts, ResolvedConfig, resolve
 from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.step import NewRequest, SchedulerOutput
-from octavo.engine.executor import InlineExecutor, ThreadExecutor
+from octavo.engine.executor import InlineExecutor, Runner, ThreadExecutor
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.messages import EngineInfo
 from octavo.kernels.ops import Ops
 from octavo.kernels.provider import ProviderName, progress_counter, resolve_ops
-from octavo.models.loader import load_model
+from octavo.models.loader import CausalLM, load_encoder, load_model
 from octavo.runner.device import available_cpus, free_memory_bytes, measure_flops_per_s
 from octavo.runner.model_runner import ModelRunner
+from octavo.runner.pooling_runner import DecoderPoolingRunner, EncoderRunner
 from octavo.sampling_params import SamplingParams
 
 __all__ = ["StartProgress", "build_engine"]
@@ -96,7 +98,7 @@ def _gather_facts(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Ops, Fa
     return ops, facts
 
 
-def _load_runner(checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progress: StartProgress) -> ModelRunner:
+def _load_runner(checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progress: StartProgress) -> Runner:
     total_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
     done_bytes = 0
 
@@ -105,18 +107,24 @@ def _load_runner(checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progr
         done_bytes += num_bytes
         progress.weights_read(done_bytes, total_bytes)
 
-    dtype = getattr(torch, config.dtype)
-    model = load_model(checkpoint, ops, dtype, config.max_model_len, on_bytes)
-    return ModelRunner(model, ops, config, checkpoint.config, torch.device("cpu"))
+    dtype, device = getattr(torch, config.dtype), torch.device("cpu")
+    if config.pooling is None:
+        model = load_model(checkpoint, ops, dtype, config.max_model_len, on_bytes)
+        return ModelRunner(model, ops, config, checkpoint.config, device)
+    encoder = load_encoder(checkpoint, ops, dtype, config.max_model_len, on_bytes)
+    if checkpoint.config.is_encoder:
+        return EncoderRunner(encoder, ops, config, device)
+    return DecoderPoolingRunner(cast(CausalLM, encoder), ops, config, checkpoint.config, device)
 
 
-def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: ModelRunner) -> LLMEngine:
+def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner) -> LLMEngine:
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             num_blocks=config.num_blocks,
             block_size=config.block_size,
+            num_groups=config.num_groups,
             enable_prefix_caching=config.enable_prefix_caching,
         )
     )
@@ -135,11 +143,12 @@ def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: ModelRunne
         eos_token_ids,
         max_steps_in_flight=steps,
         seed=config.seed,
+        is_pooling=config.pooling is not None,
         progress=progress_counter(config.provider),
     )
 
 
-def _warm_up(runner: ModelRunner, config: ResolvedConfig) -> None:
+def _warm_up(runner: Runner, config: ResolvedConfig) -> None:
     """Compute a step that is nobody's, so that the first request does not pay for first touches."""
     prompt = [0] * min(config.block_size, config.max_num_batched_tokens, config.max_model_len)
     request = NewRequest(-1, prompt, SamplingParams(temperature=0.0), seed=0)
@@ -162,5 +171,7 @@ def _describe(config: ResolvedConfig, checkpoint: Checkpoint, start_seconds: dic
         num_threads=config.num_threads,
         eos_token_ids=list(checkpoint.config.eos_token_ids),
         sampling_defaults=dict(config.sampling_defaults),
+        pooling=config.pooling,
+        embedding_size=checkpoint.config.hidden_size,
         start_seconds=start_seconds,
     )
