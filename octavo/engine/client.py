@@ -16,6 +16,7 @@ from octavo.core.step import RequestDelta
 from octavo.engine.launch import EngineProcess
 from octavo.engine.messages import (
     AbortRequests,
+    AddPooling,
     AddRequest,
     EngineFailed,
     EngineInfo,
@@ -41,6 +42,10 @@ __all__ = ["EngineClient", "Generation"]
 START_ERRORS: dict[str, type[OctavoError]] = {
     kind.__name__: kind for kind in (CheckpointError, ConfigError, UnknownArchitectureError)
 }
+
+
+MAX_TAKEN = 64
+"""Messages that are taken in one turn of the event loop."""
 
 
 class Generation:
@@ -210,6 +215,21 @@ class EngineClient:
                 self._next_request_id += 1
         return generation
 
+    def embed(self, prompts: Sequence[list[int]], priority: int = 0, cache_salt: str | None = None) -> Generation:
+        """Queue every prompt to become an embedding, one delta each. Raises EngineDeadError when there is no engine."""
+        if self._death is not None:
+            raise self._death
+        generation = Generation(self, self._next_request_id, len(prompts))
+        for request_id, prompt_token_ids in enumerate(prompts, self._next_request_id):
+            self.send(
+                AddPooling(
+                    request_id=request_id, prompt_token_ids=prompt_token_ids, priority=priority, cache_salt=cache_salt
+                )
+            )
+            self._generations[request_id] = generation
+        self._next_request_id += len(prompts)
+        return generation
+
     def send(self, message: ToEngine) -> None:
         if self._death is not None:
             return
@@ -232,10 +252,15 @@ class EngineClient:
             self._context.term()
 
     def _receive(self) -> None:
-        """Take everything that has arrived."""
-        if self._socket.closed:
-            return
-        while self._socket.poll(0):
+        """Take what has arrived; after a while let others have their turn, for the engine may be faster than this."""
+        if self._take_some():
+            self._loop.call_soon(self._receive)
+
+    def _take_some(self) -> bool:
+        """Take messages; True if there may be more."""
+        for _ in range(MAX_TAKEN):
+            if self._socket.closed or not self._socket.poll(0):
+                return False
             message = self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
             match message:
                 case StepResult():
@@ -244,6 +269,7 @@ class EngineClient:
                     self._ready.set_result(message.info)
                 case EngineFailed():
                     self._fail(message)
+        return True
 
     def _take_step(self, result: StepResult) -> None:
         self.metrics.stats = result.stats
@@ -266,7 +292,8 @@ class EngineClient:
             self._loop.call_soon_threadsafe(self._on_exit, status)
 
     def _on_exit(self, status: int) -> None:
-        self._receive()
+        while self._take_some():
+            pass
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         self._die(EngineDeadError(f"The engine process {how}."))
 

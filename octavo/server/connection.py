@@ -45,7 +45,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
-        self._num_bytes = self._num_header_bytes = self._num_body_bytes = 0
+        self._num_bytes = self._num_header_bytes = self._num_body_bytes = self._num_new_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -63,13 +63,15 @@ class Connection(HttpToolsProtocol):
         if self._deadline is None and not self._is_answering:
             self._start_deadline()
         self._num_bytes += len(data)
+        self._num_new_bytes = len(data)
         super().data_received(data)
         # A header or trailer that has no end yet has not been seen by on_header.
         if self._num_bytes - (1 + FRAMING) * self._num_body_bytes > self._limits.max_header_bytes:
             self._refuse_headers()
 
     def on_message_begin(self) -> None:
-        self._num_bytes = self._num_header_bytes = self._num_body_bytes = 0
+        self._num_bytes = self._num_new_bytes
+        self._num_header_bytes = self._num_body_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -85,7 +87,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._num_bytes = 0
+        self._num_bytes = self._num_new_bytes = 0
         self._stop_deadline()
         super().on_message_complete()
         if not self._is_answering:  # it was answered before it was whole

@@ -83,7 +83,7 @@ class RunningServer:
 
     @property
     def url(self) -> str:
-        return self.wait_for(r"listening on (http://\S+),")[1]
+        return self.wait_for(r"listening on (https?://\S+),")[1]
 
     def wait_ready(self) -> "RunningServer":
         self.wait_for(r"^Try: ")
@@ -95,9 +95,10 @@ class RunningServer:
         return engine
 
 
-def scripted(folder: Path, *arguments: str, start: str = "") -> RunningServer:
-    environment = {"OCTAVO_SCRIPTED_START": start} if start else None
-    return RunningServer("tests.server.scripted_server", str(folder), *arguments, environment=environment)
+def scripted(folder: Path, *options: str, start: str = "", environment: dict[str, str] | None = None) -> RunningServer:
+    """`options` are those of `octavo serve`."""
+    environment = (environment or {}) | ({"OCTAVO_SCRIPTED_START": start} if start else {})
+    return RunningServer("tests.server.scripted_server", str(folder), *options, environment=environment)
 
 
 def make_tokenizer_folder(path: Path) -> Path:
