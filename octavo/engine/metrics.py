@@ -82,9 +82,13 @@ class EngineMetrics:
         for _ in range(num_tokens):
             self._inter_token.observe(seconds / num_tokens)
 
-    def observe_finished(self, to_first_token: float, whole: float) -> None:
+    def observe_whole(self, whole: float) -> None:
+        """Of a request without tokens of its own, such as an embedding."""
         self._whole.observe(whole)
         self._whole_alias.observe(whole)
+
+    def observe_finished(self, to_first_token: float, whole: float) -> None:
+        self.observe_whole(whole)
         self._prefill.observe(to_first_token)
         self._decode.observe(whole - to_first_token)
 
@@ -113,7 +117,9 @@ class RequestTimer:
 
     def finished(self) -> None:
         """Call for a request that ended well."""
-        if self._first_token is not None:
+        if self._first_token is None:
+            self._metrics.observe_whole(time.perf_counter() - self._arrived)
+        else:
             self._metrics.observe_finished(self._first_token - self._arrived, self._last_token - self._arrived)
 
 

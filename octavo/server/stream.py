@@ -25,7 +25,7 @@ from octavo.server.served_model import ServedModel
 from octavo.server.service import Service
 from octavo.text.detokenizer import TokenBytes
 
-__all__ = ["GenerationJob", "GenerationResponse"]
+__all__ = ["GenerationJob", "GenerationResponse", "abort_on_disconnect"]
 
 logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
@@ -63,7 +63,7 @@ class GenerationResponse(Response):
         job = self._job
         generation = self._model.client.generate(job.prompts, job.params, job.priority, job.cache_salt)
         with self._service.answering(), generation:
-            watcher = asyncio.create_task(_abort_on_disconnect(receive, generation))
+            watcher = asyncio.create_task(abort_on_disconnect(receive, generation))
             try:
                 await (self._stream if job.stream else self._collect)(generation, send)
             finally:
@@ -167,7 +167,8 @@ def _event(content: msgspec.Struct) -> bytes:
     return b"data: " + _encode(content) + b"\n\n"
 
 
-async def _abort_on_disconnect(receive: Receive, generation: Generation) -> None:
+async def abort_on_disconnect(receive: Receive, generation: Generation) -> None:
+    """Returns when the client has gone away."""
     while (await receive())["type"] != "http.disconnect":
         pass
     generation.abort()

@@ -1,0 +1,52 @@
+"""Embeddings as they leave the engine, turned into vectors. Shared by the server and the offline `LLM`."""
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.checkpoint.model_config import PoolingConfig
+from octavo.core.step import RequestDelta
+from octavo.engine.messages import EngineInfo
+from octavo.errors import InvalidRequestError, RequestFailedError
+
+__all__ = ["check_dimensions", "pooling_of", "vector_of"]
+
+
+def pooling_of(info: EngineInfo) -> PoolingConfig:
+    """Raises InvalidRequestError for an engine that generates."""
+    if info.pooling is None:
+        raise InvalidRequestError("This model generates text. It embeds when it is served with --runner pooling.")
+    return info.pooling
+
+
+def check_dimensions(dimensions: int | None, info: EngineInfo) -> None:
+    """Raises InvalidRequestError for a size that the model's embeddings can't be cut to."""
+    allowed = pooling_of(info).dimensions
+    if dimensions is None or (allowed == () and dimensions == info.embedding_size):
+        return
+    if allowed == ():
+        raise InvalidRequestError(
+            f"dimensions must be {info.embedding_size} or left out, got {dimensions}: this model's embeddings can't be "
+            "cut, since it was not trained for it (matryoshka).",
+            param="dimensions",
+        )
+    if allowed is not None and dimensions not in allowed:
+        wish = f"one of {', '.join(map(str, allowed))}"
+    elif not 1 <= dimensions <= info.embedding_size:
+        wish = f"from 1 to {info.embedding_size}"
+    else:
+        return
+    raise InvalidRequestError(f"dimensions must be {wish}, got {dimensions}.", param="dimensions")
+
+
+def vector_of(delta: RequestDelta, pooling: PoolingConfig, dimensions: int | None = None) -> npt.NDArray[np.float32]:
+    """The request's embedding, cut to `dimensions` and then brought back to length 1 where the model's have it.
+
+    Raises RequestFailedError where the engine gave the request up.
+    """
+    if delta.embedding is None:
+        raise RequestFailedError(delta.error or "The engine aborted the request.")
+    vector = np.frombuffer(delta.embedding, dtype="<f4")
+    if dimensions is None or dimensions >= len(vector):
+        return vector
+    vector = vector[:dimensions]
+    return vector / max(np.linalg.norm(vector), np.float32(1e-12)) if pooling.normalize else vector
