@@ -29,6 +29,7 @@ from octavo.server.schema import (
 from octavo.server.served_model import Prompt, ServedModel
 from octavo.server.service import Service
 from octavo.server.stream import GenerationJob, GenerationResponse
+from octavo.server.wanted import ShownPrompt, Wanted
 from octavo.text.detokenizer import TokenBytes
 
 __all__ = ["create_app"]
@@ -75,27 +76,28 @@ async def chat_completions(
     body: ChatCompletionRequest, model: TheModel, service: TheService, request_id: RequestId
 ) -> Response:
     headers = _check_fields(body, model)
-    params = body.sampling_params()
+    params = await model.complete(body.sampling_params(model.info.sampling_defaults))
     choice = body.chosen_tools()
     if choice.grammar() is not None:
         raise InvalidRequestError("tool_choice can't force a call yet.", param="tool_choice")
     if body.template_tools and not model.text.chat_template.takes_tools:
         headers.append((b"x-octavo-warning", b"the tools are not shown to the model: its chat template has no place"))
-    prompt = await model.chat_prompt(body)
+    prompt = model.truncated(await model.chat_prompt(body), body.truncate_prompt_tokens, params)
+    params = model.with_max_tokens(params, len(prompt))
     reading = model.reading(body, choice, prompt, is_free=True)
-    answer = ChatFormat(
-        request_id, model.name, params.n, LogprobFormat(model.tokenizer, params.skip_special_tokens), reading
-    )
+    shown = ShownPrompt(prompt, body.echoed)
+    answer = ChatFormat(request_id, model.name, params.n, shown, _wanted(body, model, params), reading)
     return _generation(body, model, service, [prompt], params, answer, headers, tokens=reading.visible(model.tokenizer))
 
 
 @router.post("/v1/completions")
 async def completions(body: CompletionRequest, model: TheModel, service: TheService, request_id: RequestId) -> Response:
     headers = _check_fields(body, model)
-    params = body.sampling_params()
-    prompts = await _text_prompts(body, model, service, params.n)
-    echoes = [model.echo(prompt) if body.echo else "" for prompt in prompts for _ in range(params.n)]
-    answer = TextFormat(request_id, model.name, echoes, LogprobFormat(model.tokenizer, params.skip_special_tokens))
+    params = await model.complete(body.sampling_params(model.info.sampling_defaults))
+    prompts = await _text_prompts(body, model, service, params)
+    shown = [ShownPrompt(prompt.token_ids, model.echo(prompt) if body.echo else "") for prompt in prompts]
+    choices = [prompt for prompt in shown for _ in range(params.n)]
+    answer = TextFormat(request_id, model.name, choices, _wanted(body, model, params))
     return _generation(body, model, service, [prompt.token_ids for prompt in prompts], params, answer, headers)
 
 
@@ -161,6 +163,8 @@ def _check_fields(body: ApiRequest, model: ServedModel) -> list[tuple[bytes, byt
         return []
     # JSON's escapes keep control characters out of the header.
     names = ", ".join(json.dumps(name[:64]) for name in unknown[:MAX_WARNED_FIELDS])
+    if model.is_strict:
+        raise InvalidRequestError(f"Unknown fields, which --strict refuses: {names}.", param=unknown[0][:64])
     return [(b"x-octavo-warning", f"unknown fields ignored: {names}".encode("ascii"))]
 
 
@@ -168,7 +172,9 @@ def _text_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in headers}
 
 
-async def _text_prompts(body: CompletionRequest, model: ServedModel, service: Service, n: int) -> list[Prompt]:
+async def _text_prompts(
+    body: CompletionRequest, model: ServedModel, service: Service, params: SamplingParams
+) -> list[Prompt]:
     """The prompt or prompts, whichever of four forms they have."""
     given = body.prompt
     if not isinstance(given, str) and given and isinstance(given[0], int):
@@ -176,7 +182,7 @@ async def _text_prompts(body: CompletionRequest, model: ServedModel, service: Se
     if not given:
         raise InvalidRequestError("The prompt is empty: it must hold at least one token.", param="prompt")
     given = [given] if isinstance(given, str) else given
-    service.check_num_choices(len(given), n)
+    service.check_num_choices(len(given), params.n)
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
@@ -184,7 +190,19 @@ async def _text_prompts(body: CompletionRequest, model: ServedModel, service: Se
         else:
             assert isinstance(prompt, list)
             prompts.append(Prompt(prompt))
-    return prompts
+    if body.truncate_prompt_tokens is None:
+        return prompts
+    return [Prompt(model.truncated(prompt.token_ids, body.truncate_prompt_tokens, params)) for prompt in prompts]
+
+
+def _wanted(body: SamplingRequest, model: ServedModel, params: SamplingParams) -> Wanted:
+    names_ids = bool(body.return_tokens_as_token_ids)
+    return Wanted(
+        format=LogprobFormat(model.tokenizer, params.skip_special_tokens, names_ids),
+        num_logprobs=params.logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
+        token_ids=bool(body.return_token_ids),
+    )
 
 
 def _generation(

@@ -147,6 +147,8 @@ class _Server:
             text=text,
             client=self._client,
             info=info,
+            trusts_request_template=self._config.trust_request_chat_template,
+            is_strict=self._config.strict,
             tool_format=find_tool_format(self._config.tool_call_parser, text.chat_template.source),
             reasoning_format=find_reasoning_format(self._config.reasoning_parser, text.chat_template.source),
         )

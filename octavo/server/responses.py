@@ -16,6 +16,7 @@ __all__ = [
     "Delta",
     "FunctionCall",
     "FunctionDelta",
+    "PromptLogprob",
     "PromptTokensDetails",
     "TextChoice",
     "TextCompletion",
@@ -56,6 +57,14 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """vLLM's own, one for each token id."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     name: str | None = None
     arguments: str
@@ -85,6 +94,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +104,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -123,6 +134,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,13 +144,15 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class TextLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -147,6 +161,9 @@ class TextChoice(msgspec.Struct, frozen=True):
     logprobs: TextLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):

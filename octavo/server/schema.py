@@ -4,7 +4,7 @@ Knows no model: limits of the vocabulary and the context are checked later.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -46,26 +46,22 @@ HARMLESS = frozenset(
 """Fields that clients send and that change nothing in what octavo answers."""
 
 UNSUPPORTED = {
-    "allowed_token_ids": "restricting the vocabulary",
     "audio": "audio output",
-    "bad_words": "bad words",
-    "chat_template": "a chat template in a request (the server's --chat-template sets one)",
-    "documents": "documents",
     "function_call": "function calls",
     "functions": "function calls",
     "guided_choice": "structured output",
     "guided_grammar": "structured output",
     "guided_json": "structured output",
     "guided_regex": "structured output",
+    "kv_transfer_params": "moving KV between engines",
     "length_penalty": "beam search",
+    "logits_processors": "logits processors of a request's own",
     "modalities": "output other than text",
     "prediction": "predicted outputs",
-    "prompt_logprobs": "log-probabilities of the prompt",
+    "prompt_embeds": "prompts given as embeddings",
     "response_format": "structured output",
-    "return_token_ids": "returning token ids",
     "structured_outputs": "structured output",
     "suffix": "filling in before a suffix",
-    "truncate_prompt_tokens": "truncating the prompt",
     "use_beam_search": "beam search",
     "web_search_options": "web search",
 }
@@ -128,14 +124,23 @@ class SamplingRequest(ApiRequest):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    """Keep this many tokens at the prompt's end; -1: as many as there is room for."""
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Write tokens in log-probabilities as "token_id:5"."""
     best_of: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: WireInt | None = None
     cache_salt: str | None = None
 
-    def _params(self, **own: Any) -> SamplingParams:
-        """Raises InvalidRequestError naming the field that is out of range."""
+    def _params(self, defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
+        """`defaults`: the model's, for fields that are not set. Raises InvalidRequestError naming the field that is out
+        of range."""
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise InvalidRequestError(
                 f"best_of must equal n ({self.n or 1}), got {self.best_of}: octavo returns every completion it makes.",
@@ -143,10 +148,20 @@ class SamplingRequest(ApiRequest):
             )
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed with stream: true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError("prompt_logprobs is only allowed without stream: true.", param="prompt_logprobs")
+        if self.cache_salt == "":
+            raise InvalidRequestError("cache_salt must be a string that is not empty, or null.", param="cache_salt")
+        length = self.truncate_prompt_tokens
+        if length is not None and length != -1 and length < 1:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens must be an integer of at least 1, or -1, got {length}.",
+                param="truncate_prompt_tokens",
+            )
         given = {name: value for name in SHARED_FIELDS if (value := getattr(self, name)) is not None}
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
-        return SamplingParams(**given, **own)
+        return SamplingParams(**({name: defaults[name] for name in defaults if name != "max_tokens"} | given | own))
 
     @property
     def includes_usage(self) -> bool:
@@ -222,6 +237,9 @@ class ChatInput(ApiRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    """Instead of the model's own, where the server allows it."""
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
 
@@ -256,6 +274,7 @@ class ChatCompletionRequest(ChatInput, SamplingRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: bool | None = None
+    """Begin the answer with the last message, if that is the assistant's."""
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     """None is "auto"."""
     parallel_tool_calls: bool | None = None
@@ -271,14 +290,20 @@ class ChatCompletionRequest(ChatInput, SamplingRequest):
         """Raises InvalidRequestError for tools, or a choice among them, that can't be."""
         return choose(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
 
-    def sampling_params(self) -> SamplingParams:
+    @property
+    def echoed(self) -> str:
+        last = self.messages[-1] if self.messages else None
+        return last.text if self.echo and last is not None and last.role == "assistant" else ""
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
-        if self.echo:
-            raise InvalidRequestError("echo is not supported for chat completions.", param="echo")
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if max_tokens == 0:
+            name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+            raise InvalidRequestError(f"{name} must be an integer of at least 1, got 0.", param=name)
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self._params(max_tokens=max_tokens, logprobs=logprobs)
+        return self._params(defaults, max_tokens=max_tokens, logprobs=logprobs)
 
 
 class CompletionRequest(SamplingRequest):
@@ -288,13 +313,15 @@ class CompletionRequest(SamplingRequest):
     echo: bool | None = None
     add_special_tokens: bool | None = None
 
-    def sampling_params(self) -> SamplingParams:
-        if self.echo and self.logprobs is not None:
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        if self.max_tokens == 0 and not self.echo:
             raise InvalidRequestError(
-                "echo with logprobs is not supported: octavo can't do log-probabilities of the prompt yet.",
-                param="echo",
+                "max_tokens must be an integer of at least 1, got 0. With echo: true it can be 0.", param="max_tokens"
             )
-        return self._params(max_tokens=self.max_tokens, logprobs=self.logprobs)
+        params = self._params(defaults, max_tokens=self.max_tokens, logprobs=self.logprobs)
+        if self.echo and self.logprobs is not None:
+            return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
+        return params
 
 
 class TokenizeRequest(ChatInput):

@@ -5,16 +5,18 @@ Long texts are tokenised in a thread, so that running streams do not wait for th
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from octavo.core.request import RequestLimits
 from octavo.engine.client import EngineClient
 from octavo.engine.messages import EngineInfo
-from octavo.errors import InvalidRequestError
+from octavo.errors import ConfigError, InvalidRequestError
+from octavo.sampling_params import SamplingParams
 from octavo.server.reading import Reading, plan_reading
 from octavo.server.schema import ChatCompletionRequest, ChatInput
 from octavo.server.tool_choice import ToolChoice
+from octavo.text.chat_template import ChatTemplate
 from octavo.text.reasoning import ReasoningFormat
 from octavo.text.text_side import TextSide
 from octavo.text.tokenizer import Tokenizer
@@ -46,6 +48,9 @@ class ServedModel:
     info: EngineInfo
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
+    trusts_request_template: bool = False
+    is_strict: bool = False
+    """Refuses fields that nobody knows."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -62,18 +67,57 @@ class ServedModel:
     async def chat_prompt(self, request: ChatInput) -> list[int]:
         """Raises InvalidRequestError for messages that the template refuses."""
         request.check_parts()
+        template = self._template(request)
 
         def render_and_encode() -> list[int]:
-            text = self.text.chat_template.render(
+            text = template.render(
                 [message.for_template(f"messages[{i}]") for i, message in enumerate(request.messages or ())],
                 request.add_generation_prompt is not False,
                 request.template_tools,
+                request.documents or None,
                 continue_final_message=bool(request.continue_final_message),
                 **_template_variables(request),
             )
             return self.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
 
-        return await _run(render_and_encode, request.num_characters)
+        is_slow = request.chat_template is not None  # or may be
+        return await _run(render_and_encode, LONG_TEXT if is_slow else request.num_characters)
+
+    def _template(self, request: ChatInput) -> ChatTemplate:
+        if request.chat_template is None:
+            return self.text.chat_template
+        if not self.trusts_request_template:
+            raise InvalidRequestError(
+                "chat_template is refused: a template is a program that can run for long. The server's operator can "
+                "allow it with --trust-request-chat-template.",
+                param="chat_template",
+            )
+        try:
+            return ChatTemplate(request.chat_template, self.tokenizer.special_tokens)
+        except ConfigError as error:
+            raise InvalidRequestError(str(error), param="chat_template") from error
+
+    async def complete(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with what only a tokenizer can fill in."""
+        num_characters = sum(map(len, params.bad_words))
+        return await _run(lambda: params.with_bad_words_encoded(self._encode_plain), num_characters)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def with_max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """Where a request sets no limit the model's own counts, as far as there is room."""
+        own = self.info.sampling_defaults.get("max_tokens")
+        if params.max_tokens is not None or own is None:
+            return params
+        room = self.limits.max_tokens(num_prompt_tokens, params)
+        return replace(params, max_tokens=max(min(int(own), room), 1))
+
+    def truncated(self, token_ids: list[int], num_kept: int | None, params: SamplingParams) -> list[int]:
+        """The last tokens of a prompt; -1: as many as leave room for the answer."""
+        if num_kept == -1:
+            num_kept = max(self.info.max_model_len - (1 if params.max_tokens is None else params.max_tokens), 1)
+        return token_ids if num_kept is None else token_ids[-num_kept:]
 
     def reading(self, request: ChatCompletionRequest, choice: ToolChoice, prompt: list[int], is_free: bool) -> Reading:
         """How to read the answers; one that a grammar rules is not `is_free` and has no reasoning."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import chain, cycle, repeat
 from pathlib import Path
 
+from octavo.checkpoint.generation_config import resolve_sampling_defaults
 from octavo.config import EngineConfig
 from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler, SchedulerConfig
@@ -34,6 +35,7 @@ class _Row:
     def __init__(self, new: NewRequest) -> None:
         self.prompt = new.prompt_token_ids
         self.num_logprobs = new.sampling_params.logprobs
+        self.num_prompt_logprobs = new.sampling_params.prompt_logprobs
         self.num_tokens = 0
         self._tokens = self._script(new.choice)
 
@@ -49,6 +51,12 @@ class _Row:
         token_id = next(self._tokens)
         top = [(token_id, -0.5), (token_id + 1, -1.5), (token_id + 2, -2.5)]
         return token_id, TokenLogprobs(-0.5, 1, top[: self.num_logprobs or 0])
+
+    def prompt_logprobs(self, start: int, end: int) -> list[TokenLogprobs]:
+        """Of the tokens after these positions: the more unlikely, the later they stand, and `END` above them all."""
+        positions = range(start, min(end, len(self.prompt) - 1))
+        top = [(END, -0.125)][: self.num_prompt_logprobs]
+        return [TokenLogprobs(-1.0 - position, 2 + position, top) for position in positions]
 
 
 num_ops = 0
@@ -77,8 +85,12 @@ class _Handle:
         if any(FAIL in row.prompt and row.num_tokens == 2 for row in rows):
             raise RuntimeError("the device is on fire")
         output = ModelRunnerOutput([], [], [])
-        for request_id, row, samples in zip(self._step.request_ids, rows, self._step.samples, strict=True):
-            if not samples:
+        for index, (request_id, row) in enumerate(zip(self._step.request_ids, rows, strict=True)):
+            start = self._step.num_computed_tokens[index]
+            if row.num_prompt_logprobs is not None and start < len(row.prompt):
+                entries = row.prompt_logprobs(start, start + self._step.num_scheduled_tokens[index])
+                output.prompt_logprobs[request_id] = entries
+            if not self._step.samples[index]:
                 continue
             if NAN in row.prompt and row.num_tokens == 2:
                 output.failed[request_id] = "NaN in the logits"
@@ -120,6 +132,7 @@ def build(config: EngineConfig) -> tuple[LLMEngine, EngineInfo]:
         provider="script",
         num_threads=1,
         eos_token_ids=[END],
+        sampling_defaults=resolve_sampling_defaults({}, "auto", config.override_generation_config),
         start_seconds={"learn the script": 0.01},
     )
     scheduler = Scheduler(

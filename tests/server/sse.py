@@ -8,7 +8,7 @@ import httpx
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-__all__ = ["chunks_of", "events_of", "text_of"]
+__all__ = ["chunks_of", "events_of", "text_of", "validate"]
 
 
 def events_of(response: httpx.Response) -> Iterator[str]:
@@ -38,7 +38,18 @@ def validate(chunk: dict[str, Any]) -> None:
         return
     # A streamed text completion is a Completion whose choices need no finish_reason yet.
     choices = [choice | {"finish_reason": choice["finish_reason"] or "stop"} for choice in chunk["choices"]]
-    Completion.model_validate(chunk | {"choices": choices})
+    Completion.model_validate(chunk | {"choices": [_without_null(choice) for choice in choices]})
+
+
+def _without_null(choice: dict[str, Any]) -> dict[str, Any]:
+    """The first token of an echoed prompt has no log-probability: null, in OpenAI's own answers too, though its types
+    have only numbers."""
+    logprobs = choice["logprobs"] and dict(choice["logprobs"])
+    if logprobs and logprobs["token_logprobs"][:1] == [None]:
+        assert logprobs["top_logprobs"][0] is None
+        logprobs["token_logprobs"] = [0.0, *logprobs["token_logprobs"][1:]]
+        logprobs["top_logprobs"] = [{}, *logprobs["top_logprobs"][1:]]
+    return choice | {"logprobs": logprobs}
 
 
 def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
