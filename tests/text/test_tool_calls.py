@@ -110,6 +110,12 @@ def test_arguments_are_sent_before_they_are_complete() -> None:
     assert parser.feed("ng quest") == [CallArguments(0, "ng quest")]
 
 
+def test_json_that_is_the_answer_is_not_held_back() -> None:
+    parser = OutputParser(reader("llama3_json"))
+    assert parser.feed('{"title": "A long') == [Content('{"title": "A long')]
+    assert parser.feed(" story") == [Content(" story")]
+
+
 def test_further_calls_than_asked_for_are_left_out() -> None:
     output = OUTPUTS["hermes"]
     parser = OutputParser(reader("hermes"), max_calls=1)

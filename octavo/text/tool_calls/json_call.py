@@ -10,13 +10,16 @@ from octavo.text.tool_calls.json_text import NotACall, copy_value, discard, read
 __all__ = ["read_arguments", "read_calls"]
 
 ARGUMENT_KEYS = ("arguments", "parameters")
+OTHER_KEYS = ("id", "type")
+"""What else models write into a call."""
 
 
 def read_calls(source: Source, sink: PartSink, names: Collection[str] | None) -> Steps[None]:
     """Read an object or an array of them.
 
-    `names`: functions that can be called; an object is a call only if it names one of them and has arguments or
-    nothing else. With None, where a marker came before, whatever has a name is a call.
+    `names`: functions that can be called; an object is a call only if it names one of them and has no keys of another
+    kind of object, so that JSON that is the answer is told apart at once. With None, where a marker came before,
+    whatever has a name is a call.
     Raises NotACall; what was read of the object is then still held, unless its call has been started.
     """
 
@@ -59,8 +62,10 @@ class _Call:
             if self._name is not None:
                 self._start()
             yield from read_arguments(self._source, self._emit)
-        else:
+        elif self._names is None or key in OTHER_KEYS:
             yield from copy_value(self._source, discard)
+        else:
+            raise NotACall
 
     def end(self) -> None:
         if self._name is None:
