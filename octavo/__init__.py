@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         RequestTimeoutError,
         UnknownArchitectureError,
     )
-    from octavo.llm import LLM, RequestOutput
+    from octavo.llm import LLM, EmbeddingOutput, RequestOutput
     from octavo.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
@@ -27,6 +27,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "ContextLengthError",
+    "EmbeddingOutput",
     "EngineBusyError",
     "EngineConfig",
     "EngineDeadError",
@@ -43,6 +44,7 @@ __all__ = [
 
 _MODULES = {
     "LLM": "octavo.llm",
+    "EmbeddingOutput": "octavo.llm",
     "RequestOutput": "octavo.llm",
     "EngineConfig": "octavo.config",
     "ServerConfig": "octavo.config",

@@ -15,16 +15,18 @@ from typing import Any, cast
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from octavo.checkpoint.model_config import PoolingConfig
 from octavo.config import EngineConfig
 from octavo.core.step import RequestDelta, TokenLogprobs
 from octavo.engine.choice import Choice
-from octavo.engine.messages import AddRequest
+from octavo.engine.embedding import check_dimensions, cut_off, pooling_of, vector_of
+from octavo.engine.messages import AddPooling, AddRequest
 from octavo.engine.startup import StartProgress, build_engine
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.sampling_params import SamplingParams
 from octavo.text.text_side import load_text_side
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput"]
+__all__ = ["LLM", "CompletionOutput", "EmbeddingOutput", "RequestOutput"]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}."""
@@ -59,6 +61,17 @@ class RequestOutput:
     """One entry a token of the prompt, where asked for; None for the first."""
 
 
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """A text and its embedding."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: list[float] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    """Tokens whose KV was taken from the prefix cache."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Sequence:
     """One completion while it is generated."""
@@ -67,6 +80,15 @@ class _Sequence:
     output: CompletionOutput
     choice: Choice
     params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One text while it is embedded."""
+
+    output: EmbeddingOutput
+    pooling: PoolingConfig
+    dimensions: int | None
 
 
 class _LoadingBar(StartProgress):
@@ -105,7 +127,7 @@ class LLM:
             self.engine, self.info = build_engine(config, _LoadingBar(progress))
         text_side = load_text_side(config, chat_template)
         self.tokenizer, self.chat_template = text_side.tokenizer, text_side.chat_template
-        self._sequences: dict[int, _Sequence] = {}
+        self._open: dict[int, _Sequence | _Text] = {}
         self._request_ids = count()
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
@@ -167,12 +189,39 @@ class LLM:
             raise InvalidRequestError(f"{len(params)} sampling_params were given for {count} prompts; give one each.")
         return list(params)
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Embed every text; results in their order.
+
+        `dimensions` cuts the embeddings of models that were trained for it; `truncate_prompt_tokens` keeps so many
+        tokens of each text's beginning, -1 as many as the model takes. Raises as `generate` does.
+        """
+        pooling = pooling_of(self.info)
+        check_dimensions(dimensions, self.info)
+        most = cut_off(truncate_prompt_tokens, self.info.max_model_len)
+        outputs = [EmbeddingOutput(*self._encode(prompt, most)) for prompt in _as_prompts(prompts)]
+        for output in outputs:
+            self.engine.limits.check_input(output.prompt_token_ids)
+        for output in outputs:
+            request_id = next(self._request_ids)
+            self._open[request_id] = _Text(output, pooling, dimensions)
+            self.engine.add_pooling(AddPooling(request_id=request_id, prompt_token_ids=output.prompt_token_ids))
+        self._finish_all("Embeddings", use_tqdm)
+        return outputs
+
+    def _encode(self, prompt: Prompt, most: int | None = None) -> tuple[str | None, list[int]]:
+        """The prompt's text, where it has one, and its tokens, of which the first `most` are kept."""
         if isinstance(prompt, Mapping):
             prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        return None, list(cast(Sequence[int], prompt))
+            return prompt, self.tokenizer.encode(prompt, max_tokens=most)
+        return None, list(cast(Sequence[int], prompt))[:most]
 
     def _encode_plain(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -188,18 +237,22 @@ class LLM:
         for (_, token_ids), one in zip(prompts, params, strict=True):
             self.engine.limits.check(token_ids, one)
         requests = [self._add(text, ids, one) for (text, ids), one in zip(prompts, params, strict=True)]
-        total = len(self._sequences)
+        self._finish_all("Completions", use_tqdm)
+        return requests
+
+    def _finish_all(self, description: str, use_tqdm: bool) -> None:
+        """Step until every open request has ended; if that fails none is left."""
+        total = len(self._open)
         shown: AbstractContextManager[Progress | None] = _progress(use_tqdm) if use_tqdm else nullcontext()
         try:
             with shown as progress:
-                task = progress.add_task("Completions", total=total) if progress else None
-                while self._sequences:
+                task = progress.add_task(description, total=total) if progress else None
+                while self._open:
                     self._step()
                     if progress and task is not None:
-                        progress.update(task, completed=total - len(self._sequences))
+                        progress.update(task, completed=total - len(self._open))
         finally:
             self._abort_all()
-        return requests
 
     def _add(self, text: str | None, token_ids: list[int], params: SamplingParams) -> RequestOutput:
         request = RequestOutput(text, token_ids, [CompletionOutput(index) for index in range(params.n)])
@@ -207,21 +260,25 @@ class LLM:
             request_id = next(self._request_ids)
             if params.logprobs is not None:
                 output.logprobs = []
-            self._sequences[request_id] = _Sequence(request, output, Choice(self.tokenizer, params), params)
             self.engine.add_request(
                 AddRequest(
                     request_id=request_id, prompt_token_ids=token_ids, sampling_params=params, choice=output.index
                 )
             )
+            self._open[request_id] = _Sequence(request, output, Choice(self.tokenizer, params), params)
         return request
 
     def _step(self) -> None:
         with _interrupts_held_back():
             deltas = self.engine.step()
         for delta in deltas:
-            sequence = self._sequences.get(delta.request_id)
-            if sequence is not None:
-                self._apply(sequence, delta)
+            match self._open.get(delta.request_id):
+                case _Sequence() as sequence:
+                    self._apply(sequence, delta)
+                case _Text() as text:
+                    del self._open[delta.request_id]
+                    text.output.num_cached_tokens = delta.num_cached_tokens
+                    text.output.embedding = vector_of(delta, text.pooling, text.dimensions).tolist()
 
     def _apply(self, sequence: _Sequence, delta: RequestDelta) -> None:
         output, choice = sequence.output, sequence.choice
@@ -236,15 +293,15 @@ class LLM:
             output.logprobs += piece.logprobs or []
         output.finish_reason, output.stop_reason = piece.finish_reason, piece.stop_reason
         if choice.is_finished:
-            del self._sequences[delta.request_id]
+            del self._open[delta.request_id]
             if delta.finish_reason is None:  # a stop string, which the engine doesn't see
                 self.engine.finish(delta.request_id, choice.num_tokens)
 
     def _abort_all(self) -> None:
         """Leave nothing behind when a run ends early."""
-        for request_id in self._sequences:
+        for request_id in self._open:
             self.engine.abort(request_id)
-        self._sequences.clear()
+        self._open.clear()
         while self.engine.has_unfinished_requests:
             self.engine.step()
 

@@ -8,7 +8,7 @@ from octavo.core.step import RequestDelta
 from octavo.engine.messages import EngineInfo
 from octavo.errors import InvalidRequestError, RequestFailedError
 
-__all__ = ["check_dimensions", "pooling_of", "vector_of"]
+__all__ = ["check_dimensions", "cut_off", "pooling_of", "vector_of"]
 
 
 def pooling_of(info: EngineInfo) -> PoolingConfig:
@@ -36,6 +36,19 @@ def check_dimensions(dimensions: int | None, info: EngineInfo) -> None:
     else:
         return
     raise InvalidRequestError(f"dimensions must be {wish}, got {dimensions}.", param="dimensions")
+
+
+def cut_off(truncate_prompt_tokens: int | None, max_model_len: int) -> int | None:
+    """How many tokens of a text's beginning are kept; None: all. Raises InvalidRequestError for other values."""
+    if truncate_prompt_tokens is None or 1 <= truncate_prompt_tokens <= max_model_len:
+        return truncate_prompt_tokens
+    if truncate_prompt_tokens == -1:
+        return max_model_len
+    raise InvalidRequestError(
+        f"truncate_prompt_tokens must be -1 or from 1 to {max_model_len}, the model's limit, got "
+        f"{truncate_prompt_tokens}.",
+        param="truncate_prompt_tokens",
+    )
 
 
 def vector_of(delta: RequestDelta, pooling: PoolingConfig, dimensions: int | None = None) -> npt.NDArray[np.float32]:

@@ -14,7 +14,7 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.engine.client import Generation
-from octavo.engine.embedding import check_dimensions, pooling_of, vector_of
+from octavo.engine.embedding import check_dimensions, cut_off, pooling_of, vector_of
 from octavo.errors import InvalidRequestError
 from octavo.server.access_log import tell_usage
 from octavo.server.schema import ApiRequest, WireInt
@@ -51,18 +51,6 @@ class EmbeddingRequest(ApiRequest):
                 param="input",
             )
         return [given] if isinstance(given[0], int) else list(given)
-
-    def most_tokens(self, max_model_len: int) -> int | None:
-        """Where texts are cut off; None: nowhere."""
-        length = self.truncate_prompt_tokens
-        if length is None or 1 <= length <= max_model_len:
-            return length
-        if length == -1:
-            return max_model_len
-        raise InvalidRequestError(
-            f"truncate_prompt_tokens must be -1 or from 1 to {max_model_len}, the model's limit, got {length}.",
-            param="truncate_prompt_tokens",
-        )
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,15 +103,13 @@ async def prepare(body: EmbeddingRequest, model: ServedModel, headers: list[tupl
 
 
 async def _token_ids(body: EmbeddingRequest, model: ServedModel) -> list[list[int]]:
-    inputs, most = body.inputs(), body.most_tokens(model.info.max_model_len)
+    inputs, most = body.inputs(), cut_off(body.truncate_prompt_tokens, model.info.max_model_len)
     adds_special = body.add_special_tokens is not False
 
     def encode(text: str | list[int]) -> list[int]:
         if not isinstance(text, str):
-            return text if most is None else text[:most]
-        if most is None:
-            return model.tokenizer.encode(text, adds_special)
-        return model.tokenizer.encode_truncated(text, most, adds_special)
+            return text[:most]
+        return model.tokenizer.encode(text, adds_special, most)
 
     num_characters = sum(len(text) for text in inputs if isinstance(text, str))
     if num_characters < LONG_TEXT:

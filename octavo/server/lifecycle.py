@@ -192,21 +192,25 @@ class _Server:
         url = url_of(self._listener, self._config)
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in engine_seconds.items())
         info, ready_s = model.info, time.perf_counter() - self._started_at
+        cache = f"{info.kv_cache_dtype} KV in {info.num_blocks} blocks of {info.block_size} tokens; "
         print(
             f"octavo {__version__} serves {model.name} on {url}, ready in {ready_s:.2f} s\n"
             f"  engine: {stages}; beside it: tokenizer {tokenizer_s:.2f} s\n"
-            f"  {info.dtype}; {info.kv_cache_dtype} KV in {info.num_blocks} blocks of {info.block_size} tokens; "
-            f"context {info.max_model_len}; {info.provider} kernels on {info.num_threads} threads\n"
+            f"  {info.dtype}; {cache if info.num_blocks else ''}context {info.max_model_len}; "
+            f"{info.provider} kernels on {info.num_threads} threads\n"
             f"Try: {_curl(url, model)}",
             flush=True,
         )
 
 
 def _curl(url: str, model: ServedModel) -> str:
-    path, body = "completions", dict[str, object](prompt="The sky is blue because")
-    if model.text.has_chat_template:
-        path, body = "chat/completions", {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
-    data = json.dumps({"model": model.name, **body, "max_tokens": 64})
+    path, body = "completions", dict[str, object](prompt="The sky is blue because", max_tokens=64)
+    if model.info.pooling is not None:
+        path, body = "embeddings", {"input": "Why is the sky blue?"}
+    elif model.text.has_chat_template:
+        messages = [{"role": "user", "content": "Why is the sky blue?"}]
+        path, body = "chat/completions", {"messages": messages, "max_tokens": 64}
+    data = json.dumps({"model": model.name, **body})
     return shlex.join(["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json", "-d", data])
 
 

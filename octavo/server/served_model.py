@@ -61,8 +61,16 @@ class ServedModel:
         return RequestLimits(
             vocab_size=self.info.vocab_size,
             max_model_len=self.info.max_model_len,
-            kv_capacity_tokens=self.info.num_blocks * self.info.block_size,
+            kv_capacity_tokens=self.info.kv_capacity_tokens,
         )
+
+    def check_generates(self) -> None:
+        """Raises InvalidRequestError for a model that only embeds."""
+        if self.info.pooling is not None:
+            raise InvalidRequestError(
+                f"{self.name!r} embeds texts, it does not generate (--runner pooling). Send them to /v1/embeddings.",
+                param="model",
+            )
 
     async def chat_prompt(self, request: ChatInput) -> list[int]:
         """Raises InvalidRequestError for messages that the template refuses."""

@@ -96,18 +96,15 @@ class Tokenizer:
         """The source of the model's own chat template."""
         return self._table.chat_template
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Token ids of `text`; special tokens written in it are recognised.
 
         `add_special_tokens` puts BOS and EOS where the model wants them. A rendered chat template has written them
-        already: encode that with False. Raises InvalidRequestError for text that is not Unicode (a lone surrogate).
+        already: encode that with False. `max_tokens` cuts a longer text off, so that it has as many with those added.
+        Raises InvalidRequestError for text that is not Unicode (a lone surrogate).
         """
-        return self._encode(text, add_special_tokens).ids
-
-    def encode_truncated(self, text: str, max_tokens: int, add_special_tokens: bool = True) -> list[int]:
-        """As `encode`, the text cut off so that no more than `max_tokens` remain, special tokens included."""
         encoding = self._encode(text, add_special_tokens)
-        if len(encoding.ids) <= max_tokens:
+        if max_tokens is None or len(encoding.ids) <= max_tokens:
             return encoding.ids
         num_special = self._pipeline.num_special_tokens_to_add(False) if add_special_tokens else 0
         encoding = self._encode(text, add_special_tokens=False)
