@@ -90,6 +90,7 @@ class Request:
         "choice",
         "eos_token_ids",
         "finish_reason",
+        "is_ready",
         "max_tokens",
         "most_computed_tokens",
         "num_cached_tokens",
@@ -122,11 +123,12 @@ class Request:
         cache_salt: str | None = None,
     ) -> None:
         """`max_tokens`: as `RequestLimits.max_tokens` resolved it. `stop_token_ids` need not repeat `eos_token_ids`:
-        they are added here or, with `ignore_eos`, taken away unless the request itself names them.
+        they are added here or, with `ignore_eos`, taken away unless the request itself names them. Structured output
+        always ends with one.
         """
         assert prompt_token_ids
         assert max_tokens >= 0
-        if sampling_params.ignore_eos:
+        if sampling_params.ignore_eos and sampling_params.structured_outputs is None:
             stop_token_ids -= eos_token_ids.difference(sampling_params.stop_token_ids)
         else:
             stop_token_ids |= eos_token_ids
@@ -147,6 +149,8 @@ class Request:
         self.num_placeholders = 0
         self.num_computed_tokens = 0
         self.num_steps_in_flight = 0
+        self.is_ready = True
+        """Whether it may be scheduled: its grammar, if it has one, is compiled."""
         self.was_scheduled = False
         self.num_cached_tokens = 0
         self.block_hashes: list[bytes] = []
@@ -201,3 +205,4 @@ class Request:
         assert self.token_ids[: self.num_prompt_tokens] == self.prompt_token_ids
         assert self.num_cached_tokens < self.num_prompt_tokens
         assert self.was_scheduled or not self.num_computed_tokens
+        assert self.is_ready or not self.was_scheduled

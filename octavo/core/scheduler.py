@@ -100,12 +100,23 @@ class Scheduler:
     def has_unfinished_requests(self) -> bool:
         return bool(self._waiting or self._running)
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request that `RequestLimits` let pass."""
+    def add_request(self, request: Request, is_ready: bool = True) -> None:
+        """Queue a request that `RequestLimits` let pass. Until it is ready those behind it go first."""
         assert request.request_id not in self._requests
         assert request.most_computed_tokens <= self.config.kv_capacity_tokens
         self._num_received += 1
         self._requests[request.request_id] = self._waiting[request.request_id] = request
+        request.is_ready = is_ready
+
+    def make_ready(self, request_id: int) -> None:
+        """Let a request that waited be scheduled; one that is finished is ignored."""
+        if request_id in self._waiting:
+            self._waiting[request_id].is_ready = True
+
+    def fail(self, request_id: int, message: str) -> list[RequestDelta]:
+        """End a request that can't be computed; one that is finished is ignored."""
+        request = self._requests.get(request_id)
+        return self._fail(request, message) if request is not None else []
 
     def abort(self, request_id: int) -> None:
         """End a request in whatever state it is; an unknown or finished one is ignored."""
@@ -232,11 +243,13 @@ class Scheduler:
         self._num_preemptions += 1
 
     def _admit_waiting(self, step: SchedulerOutput, token_budget: int) -> None:
-        """Start waiting requests in order while they fit. Blocks for all of a request's tokens must be free, though
-        only its next chunk's are taken: else it would be preempted before its first token, or start again in the step
-        that preempted it."""
-        while token_budget and self._waiting and len(self._running) < self.config.max_num_seqs:
-            request = next(iter(self._waiting.values()))
+        """Start waiting requests that are ready, in order, while they fit. Blocks for all of a request's tokens must be
+        free, though only its next chunk's are taken: else it would be preempted before its first token, or start again
+        in the step that preempted it."""
+        while token_budget and len(self._running) < self.config.max_num_seqs:
+            request = next((request for request in self._waiting.values() if request.is_ready), None)
+            if request is None:
+                return
             prefix = self._kv.match_prefix(request)
             if not self._kv.can_hold(request, prefix) or (not self.config.num_groups and request.gap > token_budget):
                 return

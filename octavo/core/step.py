@@ -18,9 +18,13 @@ __all__ = [
     "SchedulerOutput",
     "StepHandle",
     "TokenLogprobs",
+    "TokenMask",
+    "TokenMasks",
 ]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+TokenMask = bytes
+"""Bit t % 8 of byte t // 8 says whether token t is allowed; at least a bit for each token of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,18 @@ class ModelRunnerOutput:
     """Of requests that are pooled instead of sampled, little-endian float32; absent above."""
 
 
+class TokenMasks(Protocol):
+    """The late inputs of a step: which tokens structured output allows, computed while the device works."""
+
+    def wait(self, request_ids: list[int]) -> tuple[dict[int, TokenMask], dict[int, str]]:
+        """The masks of those requests that are constrained, and why a mask could not be had."""
+        ...
+
+    def accept(self, request_ids: list[int], token_ids: list[int]) -> None:
+        """What was sampled under those masks. Returns at once; the next masks are then under way."""
+        ...
+
+
 class StepHandle(Protocol):
     """A step in flight."""
 
@@ -122,6 +138,8 @@ class RequestDelta:
     """Prompt tokens whose KV came from the prefix cache, at first admission."""
     error: str | None = None
     """Why the request failed, when `finish_reason` is "error"."""
+    is_invalid: bool = False
+    """Whether the request itself is to blame for that."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Of the next tokens of the prompt, for requests that asked for them; all come before, or with, the first new
     token."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.step import RequestDelta, TokenLogprobs
-from octavo.errors import RequestFailedError
+from octavo.errors import InvalidRequestError, RequestFailedError
 from octavo.sampling_params import SamplingParams
 from octavo.text.detokenizer import Detokenizer, TokenBytes
 
@@ -47,9 +47,11 @@ class Choice:
         self.is_finished = False
 
     def append(self, delta: RequestDelta) -> Piece:
-        """Raises RequestFailedError when the engine gave the request up."""
+        """Raises RequestFailedError when the engine gave the request up, InvalidRequestError when it had no choice."""
         if delta.finish_reason in ("error", "abort"):
             self.is_finished = True
+            if delta.is_invalid:
+                raise InvalidRequestError(delta.error or "", param="structured_outputs")
             raise RequestFailedError(delta.error or "The engine aborted the request.")
         self.num_cached_tokens = delta.num_cached_tokens
         text = self._text(delta)

@@ -6,10 +6,13 @@ Knows token ids only: no text, no HTTP, no clock.
 import hashlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from typing import NoReturn
 
 from octavo.core.request import Request, RequestLimits
 from octavo.core.scheduler import Scheduler, SchedulerStats
 from octavo.core.step import Executor, RequestDelta, SchedulerOutput, StepHandle
+from octavo.engine.grammars import Grammars
 from octavo.engine.messages import AddPooling, AddRequest
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
@@ -18,6 +21,12 @@ __all__ = ["LLMEngine"]
 
 POOLED = SamplingParams(max_tokens=0, temperature=0.0)
 """Of requests that sample nothing."""
+GRAMMAR_WAIT_S = 0.002
+"""A new request waits no longer than this while all others wait for their grammars."""
+
+
+def _no_compiler() -> NoReturn:
+    raise InvalidRequestError("This engine has no structured output.", param="structured_outputs")
 
 
 class LLMEngine:
@@ -37,6 +46,7 @@ class LLMEngine:
         seed: int = 0,
         is_pooling: bool = False,
         progress: Callable[[], int] = int,
+        grammars: Grammars | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -46,6 +56,7 @@ class LLMEngine:
         self.seed = seed
         self.is_pooling = is_pooling
         self.progress = progress
+        self.grammars = grammars or Grammars(_no_compiler)
         self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
 
     def add_request(self, request: AddRequest) -> None:
@@ -66,8 +77,11 @@ class LLMEngine:
                 choice=request.choice,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
-            )
+            ),
+            is_ready=params.structured_outputs is None,
         )
+        if params.structured_outputs is not None:
+            self.grammars.open(request.request_id, params.structured_outputs)
 
     def add_pooling(self, request: AddPooling) -> None:
         """Queue a text to embed. Raises InvalidRequestError for one that can never be served."""
@@ -91,27 +105,53 @@ class LLMEngine:
     def abort(self, request_id: int) -> None:
         """End a request, whatever its state; one that is unknown or finished is ignored."""
         self.scheduler.abort(request_id)
+        self.grammars.close(request_id)
 
     def finish(self, request_id: int, num_tokens: int) -> None:
         """A stop string ended the request at its `num_tokens`-th generated token."""
         self.scheduler.finish(request_id, "stop", num_tokens)
+        self.grammars.close(request_id)
 
     def step(self) -> list[RequestDelta]:
-        """Submit steps until as many are in flight as allowed, then return the oldest one's deltas."""
+        """Submit steps until as many are in flight as allowed, then return the oldest one's deltas, and those of
+        requests that never came so far. While all requests wait for their grammars it sleeps, for a little."""
+        refusals = self._take_built_grammars()
         while len(self._in_flight) < self.max_steps_in_flight:
             scheduler_output = self.scheduler.schedule()
             if not scheduler_output.request_ids:
                 break
             self._in_flight.append((scheduler_output, self.executor.submit(scheduler_output)))
-        return self._complete_oldest() if self._in_flight else []
+        if self._in_flight:
+            return refusals + self._complete_oldest()
+        if not refusals and self.scheduler.has_unfinished_requests:
+            self.grammars.wait_built(GRAMMAR_WAIT_S)
+        return refusals
+
+    def _take_built_grammars(self) -> list[RequestDelta]:
+        """Requests whose grammar is compiled may be scheduled; those whose grammar can't be are over."""
+        deltas: list[RequestDelta] = []
+        for request_id, error in self.grammars.take_built():
+            if error is None:
+                self.scheduler.make_ready(request_id)
+                continue
+            is_invalid = isinstance(error, InvalidRequestError)
+            deltas += (replace(d, is_invalid=is_invalid) for d in self.scheduler.fail(request_id, str(error)))
+        return self._closed(deltas)
 
     def _complete_oldest(self) -> list[RequestDelta]:
         scheduler_output, handle = self._in_flight.popleft()
         try:
             runner_output = handle.result()
         except Exception as error:
-            return self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}")
-        return self.scheduler.update(scheduler_output, runner_output)
+            return self._closed(self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}"))
+        return self._closed(self.scheduler.update(scheduler_output, runner_output))
+
+    def _closed(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
+        """Drop the grammars of requests that are over."""
+        for i, delta in enumerate(deltas):
+            if delta.finish_reason is not None and self.grammars.close(delta.request_id) is not None:
+                deltas[i] = replace(delta, is_invalid=True)
+        return deltas
 
     @property
     def has_unfinished_requests(self) -> bool:

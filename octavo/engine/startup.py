@@ -4,17 +4,20 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from octavo.checkpoint.checkpoint import Checkpoint
+from octavo.checkpoint.model_config import ModelConfig
 from octavo.checkpoint.open import open_checkpoint
 from octavo.config import EngineConfig, Facts, ResolvedConfig, resolve
 from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.step import NewRequest, SchedulerOutput
 from octavo.engine.executor import InlineExecutor, Runner, ThreadExecutor
+from octavo.engine.grammars import Grammars
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.messages import EngineInfo
 from octavo.kernels.ops import Ops
@@ -24,6 +27,10 @@ from octavo.runner.device import available_cpus, free_memory_bytes, measure_flop
 from octavo.runner.model_runner import ModelRunner
 from octavo.runner.pooling_runner import DecoderPoolingRunner, EncoderRunner
 from octavo.sampling_params import SamplingParams
+from octavo.text.text_side import load_model_tokenizer
+
+if TYPE_CHECKING:
+    from octavo.text.grammar import GrammarCompiler
 
 __all__ = ["StartProgress", "build_engine"]
 
@@ -75,8 +82,9 @@ def build_engine(config: EngineConfig, progress: StartProgress | None = None) ->
         resolved = resolve(config, facts)
     progress.resolved(resolved)
     with stages.stage("load weights"):
-        runner = _load_runner(checkpoint, ops, resolved, progress)
-    engine = _assemble(resolved, checkpoint, runner)
+        grammars = Grammars(partial(_grammar_compiler, config, checkpoint.config))
+        runner = _load_runner(checkpoint, ops, resolved, progress, grammars)
+    engine = _assemble(resolved, checkpoint, runner, grammars)
     with stages.stage("warm up"):
         _warm_up(runner, resolved)
     return engine, _describe(resolved, checkpoint, stages.seconds)
@@ -98,7 +106,16 @@ def _gather_facts(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Ops, Fa
     return ops, facts
 
 
-def _load_runner(checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progress: StartProgress) -> Runner:
+def _grammar_compiler(config: EngineConfig, model_config: ModelConfig) -> "GrammarCompiler":
+    """For the first request that asks for structured output."""
+    from octavo.text.grammar import GrammarCompiler
+
+    return GrammarCompiler(load_model_tokenizer(config), model_config.vocab_size, model_config.eos_token_ids)
+
+
+def _load_runner(
+    checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progress: StartProgress, grammars: Grammars
+) -> Runner:
     total_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
     done_bytes = 0
 
@@ -110,14 +127,14 @@ def _load_runner(checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progr
     dtype, device = getattr(torch, config.dtype), torch.device("cpu")
     if config.pooling is None:
         model = load_model(checkpoint, ops, dtype, config.max_model_len, on_bytes)
-        return ModelRunner(model, ops, config, checkpoint.config, device)
+        return ModelRunner(model, ops, config, checkpoint.config, device, grammars)
     encoder = load_encoder(checkpoint, ops, dtype, config.max_model_len, on_bytes)
     if checkpoint.config.is_encoder:
         return EncoderRunner(encoder, ops, config, device)
     return DecoderPoolingRunner(cast(CausalLM, encoder), ops, config, checkpoint.config, device)
 
 
-def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner) -> LLMEngine:
+def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner, grammars: Grammars) -> LLMEngine:
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
@@ -145,6 +162,7 @@ def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner) ->
         seed=config.seed,
         is_pooling=config.pooling is not None,
         progress=progress_counter(config.provider),
+        grammars=grammars,
     )
 
 

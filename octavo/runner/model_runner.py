@@ -11,7 +11,7 @@ import torch
 
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.config import ResolvedConfig
-from octavo.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs, TokenMasks
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
 from octavo.models.loader import CausalLM
@@ -25,9 +25,17 @@ __all__ = ["ModelRunner"]
 
 class ModelRunner:
     def __init__(
-        self, model: CausalLM, ops: Ops, config: ResolvedConfig, model_config: ModelConfig, device: torch.device
+        self,
+        model: CausalLM,
+        ops: Ops,
+        config: ResolvedConfig,
+        model_config: ModelConfig,
+        device: torch.device,
+        masks: TokenMasks | None = None,
     ) -> None:
+        """`masks` has what structured output allows; without it every request is free."""
         self.model = model
+        self.masks = masks
         self.ops = ops
         self.device = device
         self.dtype = getattr(torch, config.dtype)
@@ -53,10 +61,23 @@ class ModelRunner:
             return logits
 
         prompt_logprobs = self.prompt_logprobs.compute(step, inputs, logits_of)
-        rows = inputs.rows[inputs.sampled].tolist()
-        sampled = self.sampler.sample(logits_of(inputs.logits_rows), rows, inputs.seq_lens[inputs.sampled])
+        request_ids = [step.request_ids[i] for i in inputs.sampled]
+        sampled = self._sample(request_ids, inputs, logits_of(inputs.logits_rows))
         self.batch.append(inputs, sampled.token_ids)
-        return _output([step.request_ids[i] for i in inputs.sampled], sampled, prompt_logprobs)
+        return _output(request_ids, sampled, prompt_logprobs)
+
+    def _sample(self, request_ids: list[int], inputs: StepInputs, logits: npt.NDArray[np.float32]) -> SampledTokens:
+        """The step's second phase, with its late inputs."""
+        rows, positions = inputs.rows[inputs.sampled].tolist(), inputs.seq_lens[inputs.sampled]
+        if self.masks is None:
+            return self.sampler.sample(logits, rows, positions)
+        masks, errors = self.masks.wait(request_ids)
+        by_place = {i: masks[request_id] for i, request_id in enumerate(request_ids) if request_id in masks}
+        sampled = self.sampler.sample(logits, rows, positions, by_place)
+        sampled.failed.update((i, errors[r]) for i, r in enumerate(request_ids) if r in errors)
+        good = [i for i in by_place if i not in sampled.failed]
+        self.masks.accept([request_ids[i] for i in good], sampled.token_ids[good].tolist())
+        return sampled
 
     def forget(self, request_ids: list[int]) -> None:
         """Drop all state of requests that are finished."""

@@ -1,17 +1,18 @@
 """Sampler: logits to tokens, for a batch of requests with different parameters.
 
 Every row is computed from that row alone, by operations whose order does not depend on the batch, with noise that is a
-function of (seed, choice, position). Order of the steps is vLLM's: bias and bans, penalties, temperature, min_p, top_k,
-top_p. Knows rows and positions, not requests. numpy, on the host: its sums over a row have one order, and are fast.
+function of (seed, choice, position). Order of the steps is vLLM's: grammar, bias and bans, penalties, temperature, min_p,
+top_k, top_p. Knows rows and positions, not requests. numpy, on the host: its sums over a row have one order, and are
+fast.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.core.step import NewRequest, TokenLogprobs
+from octavo.core.step import NewRequest, TokenLogprobs, TokenMask
 from octavo.runner.logprobs import token_logprobs
 from octavo.runner.philox import uniform
 from octavo.sampling_params import SamplingParams
@@ -25,8 +26,11 @@ THRESHOLDS = (1e-3, 1e-6, -1.0)
 
 NOT_FINITE = "The model's logits are not finite: the computation overflowed or the weights are damaged."
 NOTHING_LEFT = (
-    "No token is left to sample: allowed_token_ids, bad_words, logit_bias and min_tokens rule out all of them."
+    "No token is left to sample: structured output, allowed_token_ids, bad_words, logit_bias and min_tokens rule out "
+    "all of them."
 )
+
+NO_MASKS: Mapping[int, TokenMask] = {}
 
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
@@ -85,15 +89,22 @@ class Sampler:
     def remove(self, row: int) -> None:
         del self._rows[row]
 
-    def sample(self, logits: Float32Array, rows: Sequence[int], positions: npt.NDArray[np.int32]) -> SampledTokens:
-        """logits [S, V], overwritten; rows [S]; positions [S]: of the tokens being sampled."""
+    def sample(
+        self,
+        logits: Float32Array,
+        rows: Sequence[int],
+        positions: npt.NDArray[np.int32],
+        masks: Mapping[int, TokenMask] = NO_MASKS,
+    ) -> SampledTokens:
+        """logits [S, V], overwritten; rows [S]; positions [S]: of the tokens being sampled; masks of the constrained
+        ones, by their place among the S."""
         states = [self._rows[row] for row in rows]
         token_ids = logits.argmax(axis=-1)  # the first of equals; a NaN wins and is seen
         finite = np.isfinite(logits[np.arange(len(states)), token_ids])
         failed = dict.fromkeys(np.flatnonzero(~finite).tolist(), NOT_FINITE)
         raw = {i: logits[i].copy() for i, state in enumerate(states) if state.params.logprobs is not None}
         for i, state in enumerate(states):
-            if i not in failed and _process(logits[i], state, int(positions[i])):
+            if i not in failed and _process(logits[i], state, int(positions[i]), masks.get(i)):
                 token_ids[i] = logits[i].argmax()
                 if logits[i, token_ids[i]] == -np.inf:
                     failed[i] = NOTHING_LEFT
@@ -133,9 +144,12 @@ class Sampler:
             token_ids[row] = _draw_filtered(weights, state.params, number)
 
 
-def _process(logits: Float32Array, state: _Row, position: int) -> bool:
-    """Apply bias, bans and penalties to one row [V] in place; returns whether there were any."""
+def _process(logits: Float32Array, state: _Row, position: int, mask: TokenMask | None) -> bool:
+    """Apply mask, bias, bans and penalties to one row [V] in place; returns whether there were any."""
     changed = False
+    if mask is not None:
+        _forbid(logits, mask)
+        changed = True
     if state.allowed is not None:
         kept = logits[state.allowed]
         logits.fill(-np.inf)
@@ -151,12 +165,21 @@ def _process(logits: Float32Array, state: _Row, position: int) -> bool:
         logits[ids] += values
         changed = True
     if state.banned is not None and position - state.num_prompt_tokens < state.params.min_tokens:
+        kept = logits[state.banned]
         logits[state.banned] = -np.inf
+        if mask is not None and logits.max() == -np.inf:
+            logits[state.banned] = kept  # the output is complete, however short
         changed = True
     if state.counts is not None and state.in_prompt is not None:
         _penalise(logits, state.params, state.counts, state.in_prompt)
         changed = True
     return changed
+
+
+def _forbid(logits: Float32Array, mask: TokenMask) -> None:
+    """Rule out what the mask does not allow, in one row [V]."""
+    forbidden = np.unpackbits(~np.frombuffer(mask, np.uint8), count=len(logits), bitorder="little")
+    np.copyto(logits, -np.inf, where=forbidden.view(np.bool_))
 
 
 def _penalise(

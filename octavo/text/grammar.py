@@ -11,22 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import llguidance
-import numpy as np
-import numpy.typing as npt
 from llguidance.gbnf_to_lark import any_to_lark
 
+from octavo.core.step import TokenMask
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import StructuredOutputs
 from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["STACK_BYTES", "GrammarCompiler", "Matcher", "TokenMask", "grammar_source"]
+__all__ = ["GrammarCompiler", "Matcher", "grammar_source"]
 
-TokenMask = npt.NDArray[np.int32]
-"""[ceil(V / 32)]: bit t % 32 of word t / 32 says whether token t is allowed."""
-
-STACK_BYTES = 256 << 20
-"""For threads that compile or match: llguidance recurses as deep as rules refer to one another. Only what is used is
-taken."""
 LIMITS: dict[str, Any] = {"step_max_items": 20_000, "verbose_errors": False}
 """Where llguidance's own limits are too wide for a step that others wait for."""
 FREE_CPU_S, CPU_S_A_TOKEN = 1.0, 0.02
@@ -153,9 +146,7 @@ class GrammarCompiler:
             raise _refusal("the model has no end-of-sequence token to end the output with.")
         vocabulary = llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, eos_token_ids))
         self._tokenizer = llguidance.LLTokenizer(vocabulary, eos_token=list(eos_token_ids))
-        self._eos_mask = np.zeros(-(-vocab_size // 32), np.int32)
-        for token_id in eos_token_ids:
-            self._eos_mask[token_id // 32] |= np.array(1 << token_id % 32, np.uint32).astype(np.int32)
+        self._eos_mask = _mask_of(eos_token_ids, vocab_size)
 
     def compile(self, structure: StructuredOutputs) -> "Matcher":
         """Raises InvalidRequestError, with the compiler's message, for what can't be compiled or never ends well."""
@@ -163,6 +154,11 @@ class GrammarCompiler:
         limits = llguidance.LLParserLimits(**LIMITS)
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         return Matcher(matcher, self._eos_mask)
+
+
+def _mask_of(token_ids: Sequence[int], vocab_size: int) -> TokenMask:
+    bits = sum(1 << token_id for token_id in set(token_ids))
+    return bits.to_bytes(-(-vocab_size // 8), "little")
 
 
 class Matcher:
@@ -192,10 +188,8 @@ class Matcher:
             self.mask = self._eos_mask
             return
         start_s = time.thread_time()
-        mask = np.empty_like(self._eos_mask)
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self.mask = self._matcher.compute_bitmask()
         self._check()
-        self.mask = mask
         self._cpu_left_s += CPU_S_A_TOKEN - (time.thread_time() - start_s)
         if self._cpu_left_s < 0:
             raise _refusal("following it takes too long; make it less ambiguous.")

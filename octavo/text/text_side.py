@@ -8,7 +8,7 @@ from octavo.config import EngineConfig
 from octavo.text.chat_template import ChatTemplate, load_chat_template
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["TextSide", "load_text_side"]
+__all__ = ["TextSide", "load_model_tokenizer", "load_text_side"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,13 @@ class TextSide:
 
 def load_text_side(config: EngineConfig, chat_template: str | None = None) -> TextSide:
     """`chat_template`: a template, or a file that holds one, instead of the model's own."""
-    tokenizer = _load_tokenizer(config)
+    tokenizer = load_model_tokenizer(config)
     source = tokenizer.chat_template if chat_template is None else load_chat_template(chat_template)
     return TextSide(tokenizer, ChatTemplate(source, tokenizer.special_tokens), source is not None)
 
 
-def _load_tokenizer(config: EngineConfig) -> Tokenizer:
+def load_model_tokenizer(config: EngineConfig) -> Tokenizer:
+    """The model's tokenizer, or the one that --tokenizer names."""
     if config.tokenizer is not None and Path(config.tokenizer).is_dir():  # it need not hold a model
         return load_tokenizer(Path(config.tokenizer), None)
     checkpoint = open_checkpoint(config.tokenizer or config.model, config.download_dir, config.revision)

@@ -1,0 +1,127 @@
+"""Grammars: the matchers of constrained requests, built beside the engine's steps and advanced as tokens are sampled.
+
+Knows no queue and no device: the engine asks what is built, the runner asks for masks.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.step import TokenMask
+from octavo.errors import OctavoError
+from octavo.sampling_params import StructuredOutputs
+
+if TYPE_CHECKING:  # llguidance is only loaded for the first request that needs it
+    from octavo.text.grammar import GrammarCompiler, Matcher
+
+__all__ = ["STACK_BYTES", "Grammars"]
+
+STACK_BYTES = 256 << 20
+"""For threads that compile or match: llguidance recurses as deep as rules refer to one another. Address space, of which
+only what is used is taken."""
+NUM_BUILDERS = 2
+"""Threads: one slow grammar does not hold up the others."""
+
+
+class Grammars:
+    """Invariants: a request is in `_open` from `open` to `close`, and in `_matchers` once its grammar is built, which
+    `take_built` tells the engine before it schedules the request. A matcher is touched by one thread at a time: its
+    builder's, then the one that computes masks, in the order of the steps.
+    """
+
+    def __init__(self, load_compiler: Callable[[], "GrammarCompiler"]) -> None:
+        """`load_compiler` is called once, in another thread, for the first request that is constrained."""
+        self._load_compiler = load_compiler
+        self._compiler: GrammarCompiler | None = None
+        self._loading = threading.Lock()
+        self._builders = ThreadPoolExecutor(NUM_BUILDERS, thread_name_prefix="octavo-grammar")
+        self._masker = ThreadPoolExecutor(1, thread_name_prefix="octavo-masks")
+        self._open: set[int] = set()
+        self._matchers: dict[int, Matcher] = {}
+        self._errors: dict[int, str] = {}
+        self._built: queue.SimpleQueue[tuple[int, OctavoError | None]] = queue.SimpleQueue()
+        self._has_news = threading.Event()
+        self._advancing: Future[None] | None = None
+
+    # ---- the engine's side
+
+    def open(self, request_id: int, structure: StructuredOutputs) -> None:
+        """Begin to build; `take_built` tells the end."""
+        self._open.add(request_id)
+        _submit(self._builders, partial(self._build, request_id, structure))
+
+    def close(self, request_id: int) -> str | None:
+        """Forget a request. Returns why its grammar failed, if that is what ended it."""
+        self._open.discard(request_id)
+        self._matchers.pop(request_id, None)
+        return self._errors.pop(request_id, None)
+
+    def take_built(self) -> list[tuple[int, OctavoError | None]]:
+        """Requests whose grammar was built since the last call, or why it could not be."""
+        self._has_news.clear()
+        built = []
+        while not self._built.empty():
+            built.append(self._built.get())
+        return [(request_id, error) for request_id, error in built if request_id in self._open]
+
+    def wait_built(self, timeout_s: float) -> None:
+        """Sleep until `take_built` has something to tell, or until the time is over."""
+        self._has_news.wait(timeout_s)
+
+    def _build(self, request_id: int, structure: StructuredOutputs) -> None:
+        if request_id not in self._open:
+            return
+        error: OctavoError | None = None
+        try:
+            self._matchers[request_id] = self._get_compiler().compile(structure)
+        except OctavoError as refusal:
+            error = refusal
+        except Exception as failure:  # whatever it is, it is this request's alone
+            error = OctavoError(f"{type(failure).__name__}: {failure}")
+        if request_id not in self._open:
+            self._matchers.pop(request_id, None)
+        self._built.put((request_id, error))
+        self._has_news.set()
+
+    def _get_compiler(self) -> "GrammarCompiler":
+        with self._loading:
+            if self._compiler is None:
+                self._compiler = self._load_compiler()
+            return self._compiler
+
+    # ---- the runner's side: octavo.core.step.TokenMasks
+
+    def wait(self, request_ids: list[int]) -> tuple[dict[int, TokenMask], dict[int, str]]:
+        if self._advancing is not None:
+            self._advancing.result()
+        constrained = {r: matcher for r in request_ids if (matcher := self._matchers.get(r)) is not None}
+        errors = {r: self._errors[r] for r in constrained if r in self._errors}
+        return {r: matcher.mask for r, matcher in constrained.items()}, errors
+
+    def accept(self, request_ids: list[int], token_ids: list[int]) -> None:
+        if request_ids:
+            self._advancing = _submit(self._masker, partial(self._advance, request_ids, token_ids))
+
+    def _advance(self, request_ids: list[int], token_ids: list[int]) -> None:
+        for request_id, token_id in zip(request_ids, token_ids, strict=True):
+            matcher = self._matchers.get(request_id)
+            if matcher is None:
+                continue  # finished meanwhile
+            try:
+                matcher.accept(token_id)
+            except Exception as error:  # whatever it is, it is this request's alone
+                self._errors[request_id] = str(error)
+            if request_id not in self._open:
+                self._errors.pop(request_id, None)
+
+
+def _submit(pool: ThreadPoolExecutor, work: Callable[[], Any]) -> "Future[Any]":
+    """In a thread with room for deep recursion: the pool starts its threads as work arrives."""
+    previous = threading.stack_size(STACK_BYTES)
+    try:
+        return pool.submit(work)
+    finally:
+        threading.stack_size(previous)
