@@ -95,7 +95,7 @@ async def completions(body: CompletionRequest, model: TheModel, service: TheServ
     headers = _check_fields(body, model)
     params = await model.complete(body.sampling_params(model.info.sampling_defaults))
     prompts = await _text_prompts(body, model, service, params)
-    shown = [ShownPrompt(prompt.token_ids, model.echo(prompt) if body.echo else "") for prompt in prompts]
+    shown = [ShownPrompt(prompt.token_ids, model.echo(prompt) if body.echo else None) for prompt in prompts]
     choices = [prompt for prompt in shown for _ in range(params.n)]
     answer = TextFormat(request_id, model.name, choices, _wanted(body, model, params))
     return _generation(body, model, service, [prompt.token_ids for prompt in prompts], params, answer, headers)

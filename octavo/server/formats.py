@@ -67,7 +67,7 @@ class ChatFormat:
         self._wanted = wanted
 
     def opening(self, usage: ChunkUsage) -> list[msgspec.Struct]:
-        role = Delta(role="assistant", content=self._prompt.echo)
+        role = Delta(role="assistant", content=self._prompt.echo or "")
         first, *others = [self._chunk([ChatChunkChoice(index, role)], usage) for index in range(len(self._readers))]
         return [msgspec.structs.replace(first, prompt_token_ids=self._wanted.ids(self._prompt.token_ids)), *others]
 
@@ -97,7 +97,7 @@ class ChatFormat:
         choices = [
             ChatChoice(
                 index=index,
-                message=reader.message([Content(self._prompt.echo), *reader.parts(piece.text, is_last=True)]),
+                message=reader.message([Content(self._prompt.echo or ""), *reader.parts(piece.text, is_last=True)]),
                 logprobs=self._wanted.chat_logprobs(piece),
                 finish_reason=reader.finish_reason(piece.finish_reason),
                 stop_reason=piece.stop_reason,
@@ -128,7 +128,7 @@ class TextFormat:
         self._model = model
         self._prompts = prompts
         self._wanted = wanted
-        self._cursors = [wanted.format.cursor(len(prompt.echo)) for prompt in prompts]
+        self._cursors = [wanted.format.cursor(len(prompt.echo or "")) for prompt in prompts]
         self._has_begun = [False for _ in prompts]
 
     def opening(self, usage: ChunkUsage) -> list[msgspec.Struct]:
@@ -154,7 +154,7 @@ class TextFormat:
         self._has_begun[index] = True
         return TextChoice(
             index,
-            prompt.echo + piece.text if is_first and not has_opened else piece.text,
+            (prompt.echo or "") + piece.text if is_first and not has_opened else piece.text,
             self._logprobs(index, piece, is_first),
             piece.finish_reason,
             piece.stop_reason,
@@ -169,7 +169,7 @@ class TextFormat:
         prompt, cursor = self._prompts[index], self._cursors[index]
         token_ids, offsets = piece.token_ids, cursor.offsets(piece.token_ids)
         logprobs: list[TokenLogprobs | None] = [*(piece.logprobs or ())]
-        if prompt.echo and is_first:
+        if prompt.echo is not None and is_first:
             token_ids = prompt.token_ids + token_ids
             offsets = cursor.prompt_offsets(prompt.token_ids, prompt.echo) + offsets
             logprobs = [None, *(piece.prompt_logprobs or ()), *logprobs]

@@ -16,7 +16,7 @@ class ShownPrompt:
     """A prompt, as far as an answer shows it."""
 
     token_ids: list[int]
-    echo: str = ""
+    echo: str | None = None
     """Its text, where that goes before what is generated."""
 
 
