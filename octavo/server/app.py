@@ -76,15 +76,13 @@ async def chat_completions(
     body: ChatCompletionRequest, model: TheModel, service: TheService, request_id: RequestId
 ) -> Response:
     headers = _check_fields(body, model)
-    params = await model.complete(body.sampling_params(model.info.sampling_defaults))
     choice = body.chosen_tools()
-    if choice.grammar() is not None:
-        raise InvalidRequestError("tool_choice can't force a call yet.", param="tool_choice")
+    params = await model.complete(choice.constrain(body.sampling_params(model.info.sampling_defaults)))
     if body.template_tools and not model.text.chat_template.takes_tools:
         headers.append((b"x-octavo-warning", b"the tools are not shown to the model: its chat template has no place"))
     prompt = model.truncated(await model.chat_prompt(body), body.truncate_prompt_tokens, params)
     params = model.with_max_tokens(params, len(prompt))
-    reading = model.reading(body, choice, prompt, is_free=True)
+    reading = model.reading(body, choice, prompt, is_free=params.structured_outputs is None)
     shown = ShownPrompt(prompt, body.echoed)
     answer = ChatFormat(request_id, model.name, params.n, shown, _wanted(body, model, params), reading)
     return _generation(body, model, service, [prompt], params, answer, headers, tokens=reading.visible(model.tokenizer))

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from octavo.errors import InvalidRequestError
-from octavo.sampling_params import StructuredOutputs
+from octavo.sampling_params import SamplingParams, StructuredOutputs
 from octavo.server.tool_schema import FunctionDefinition, NamedToolChoice, Tool
 
 __all__ = ["ToolChoice", "choose"]
@@ -32,13 +32,20 @@ class ToolChoice:
     def names(self) -> frozenset[str]:
         return frozenset(function.name for function in self.functions)
 
-    def grammar(self) -> StructuredOutputs | None:
-        """What the output must conform to: arguments of the named function, or an array of calls."""
-        if self.mode == "named":
-            return StructuredOutputs(json=json.dumps(_arguments_schema(self.functions[0])))
-        if self.mode == "required":
-            return StructuredOutputs(json=json.dumps(self._calls_schema()))
-        return None
+    def constrain(self, params: SamplingParams) -> SamplingParams:
+        """`params` with the grammar of a forced call: arguments of the named function, or an array of calls.
+
+        It takes the place of a grammar for the content, of which there is none. Raises InvalidRequestError.
+        """
+        if self.mode not in ("named", "required"):
+            return params
+        try:
+            schema = _arguments_schema(self.functions[0]) if self.mode == "named" else self._calls_schema()
+            return replace(params, structured_outputs=StructuredOutputs(json=json.dumps(schema)))
+        except RecursionError:
+            raise InvalidRequestError("The schemas of the tools are nested too deeply.", param="tools") from None
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"The schemas of the tools: {error.message}", param="tools") from None
 
     def _calls_schema(self) -> dict[str, Any]:
         calls = []
