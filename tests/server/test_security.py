@@ -344,13 +344,15 @@ def test_every_answer_bears_an_id_also_an_error(http: httpx.Client) -> None:
 
 
 def test_a_request_ends_at_its_time_out(tokenizer_folder: Path) -> None:
-    with scripted(tokenizer_folder, "--request-timeout", "0.3").wait_ready() as server:
-        with httpx.Client(base_url=server.url) as http:
-            endless = {"prompt": "<slow>endless", "max_tokens": 400}
-            response = http.post(TEXT, json=endless)
-            assert response.status_code == 504
-            assert error_of(response)["code"] == "request_timeout"
-            *_, error, done = http.post(TEXT, json=endless | {"stream": True}).text.split("\n\n")[:-1]
-            assert json.loads(error.removeprefix("data: "))["error"]["code"] == "request_timeout"
-            assert done == "data: [DONE]"
-            assert http.post(TEXT, json={"prompt": "<say>x"}).status_code == 200
+    endless = {"prompt": "<slow>endless", "max_tokens": 400}
+    with (
+        scripted(tokenizer_folder, "--request-timeout", "0.3").wait_ready() as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        response = http.post(TEXT, json=endless)
+        assert response.status_code == 504
+        assert error_of(response)["code"] == "request_timeout"
+        *_, error, done = http.post(TEXT, json=endless | {"stream": True}).text.split("\n\n")[:-1]
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "request_timeout"
+        assert done == "data: [DONE]"
+        assert http.post(TEXT, json={"prompt": "<say>x"}).status_code == 200

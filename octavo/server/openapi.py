@@ -1,0 +1,109 @@
+"""/openapi.json: FastAPI's description of requests, completed by what is answered. 422 is never sent, so not named.
+
+A route that is new must have its answer here: a test compares the two.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from octavo.server.embeddings import EmbeddingList
+from octavo.server.errors import ErrorBody
+from octavo.server.health import OPEN_PATHS, Health
+from octavo.server.plain_answers import Detokenized, ModelCard, ModelList, Tokenized, Version
+from octavo.server.responses import ChatChunk, ChatCompletion, TextCompletion
+
+__all__ = ["ANSWERS", "Answer", "install_openapi"]
+
+REF = "#/components/schemas/{name}"
+ERRORS = {
+    400: "A field is wrong: `param` names it.",
+    401: "No valid API key, where the server asks for one.",
+    404: "No such model.",
+    408: "The request took too long to arrive.",
+    413: "The body is too large.",
+    415: "The body is not declared as application/json.",
+    429: "Too many requests wait already; Retry-After says when to come back.",
+    431: "The headers are too large.",
+    500: "The server failed on this request.",
+    503: "The server starts, drains, or has lost its engine; Retry-After says when to come back.",
+    504: "The request took longer than the server's --request-timeout.",
+}
+GET_ERRORS = (401, 404, 408, 431, 500, 503)
+BODY_ERRORS = tuple(ERRORS)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a 200 holds; None is plain text. `events` are what a streamed answer is made of."""
+
+    content: type[msgspec.Struct] | None
+    events: type[msgspec.Struct] | None = None
+
+
+ANSWERS = {
+    "/v1/chat/completions": Answer(ChatCompletion, ChatChunk),
+    "/v1/completions": Answer(TextCompletion, TextCompletion),
+    "/v1/embeddings": Answer(EmbeddingList),
+    "/v1/models": Answer(ModelList),
+    "/v1/models/{name}": Answer(ModelCard),
+    "/tokenize": Answer(Tokenized),
+    "/detokenize": Answer(Detokenized),
+    "/version": Answer(Version),
+    "/health": Answer(Health),
+    "/ping": Answer(Health),
+    "/livez": Answer(Health),
+    "/metrics": Answer(None),
+}
+
+
+def install_openapi(app: FastAPI) -> None:
+    def describe() -> dict[str, Any]:
+        app.openapi_schema = app.openapi_schema or _describe(app)
+        return app.openapi_schema
+
+    app.openapi = describe  # type: ignore[method-assign]
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    kinds = {kind for answer in ANSWERS.values() for kind in (answer.content, answer.events) if kind is not None}
+    _, answers = msgspec.json.schema_components([*kinds, ErrorBody], ref_template=REF)
+    schemas.update(answers)
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            _complete(path, operation)
+    return document
+
+
+def _complete(path: str, operation: dict[str, Any]) -> None:
+    answer = ANSWERS[path]
+    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    if answer.content is not None:
+        content = {"application/json": {"schema": _ref(answer.content)}}
+    if answer.events is not None:
+        what = f"Server-sent events with `stream: true`: the data of each is a {answer.events.__name__}, or `[DONE]`."
+        content["text/event-stream"] = {"schema": {"type": "string", "description": what}}
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+    for status in BODY_ERRORS if "requestBody" in operation else GET_ERRORS:
+        # A probe says with its own content why it is not well.
+        kind = answer.content if status == 503 and answer.content is Health else ErrorBody
+        assert kind is not None
+        responses[str(status)] = {
+            "description": ERRORS[status],
+            "content": {"application/json": {"schema": _ref(kind)}},
+        }
+    operation["responses"] = responses
+    if path not in OPEN_PATHS:
+        operation["security"] = [{}, {"key": []}]
+
+
+def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": REF.format(name=kind.__name__)}
