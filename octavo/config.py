@@ -17,6 +17,7 @@ from octavo.text.tool_calls import TOOL_FORMATS
 __all__ = ["EngineConfig", "Facts", "ResolvedConfig", "ServerConfig", "kv_bytes_per_token", "resolve"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+INT8_BYTES = 1.125  # a weight and its share of a scale
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 STEP_SECONDS = 0.2
@@ -59,6 +60,12 @@ class EngineConfig:
         choices=("auto", "generate", "pooling"),
     )
     dtype: str = option("auto", "Type of weights and activations; auto: the checkpoint's own.", choices=DTYPES)
+    quantization: str = option(
+        "none",
+        "int8: weights are quantised to 8 bits as they are loaded, activations as they are computed, 32 to a scale; "
+        "none: both are of --dtype.",
+        choices=("none", "int8"),
+    )
     kv_cache_dtype: str = option(
         "auto", "Type of the KV cache; auto: as --dtype.", choices=("auto", "float32", "bfloat16", "float16")
     )
@@ -182,6 +189,7 @@ class ResolvedConfig:
     """Every value the engine runs with."""
 
     dtype: str
+    quantization: str
     kv_cache_dtype: str
     max_model_len: int
     max_num_seqs: int
@@ -330,7 +338,8 @@ def _resolve_num_blocks(
     config: EngineConfig, facts: Facts, dtype: str, kv_cache_dtype: str, max_model_len: int, reasons: _Reasons
 ) -> int:
     """Blocks of the KV pool. Raises ConfigError where there is no room for one beside the weights."""
-    weights_bytes = facts.num_parameters * DTYPE_BYTES[dtype]
+    bytes_per_weight = DTYPE_BYTES[dtype] if config.quantization == "none" else INT8_BYTES
+    weights_bytes = int(facts.num_parameters * bytes_per_weight)
     if facts.model.is_encoder:
         if weights_bytes > facts.free_memory_bytes:
             raise ConfigError(
@@ -377,6 +386,7 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         reasons.note("attention-backend", "REFERENCE", "plain torch; the native kernels are not used")
     return ResolvedConfig(
         dtype=dtype,
+        quantization=config.quantization,
         kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,

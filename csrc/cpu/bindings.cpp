@@ -62,15 +62,18 @@ void check_attention(const AttentionArgs& a, int64_t num_tokens) {
     }
 }
 
-void bind_pack(uintptr_t weight, uintptr_t packed, int64_t num_rows, int64_t num_cols, int dtype) {
-    const PackArgs args = {pointer<void>(weight), pointer<void>(packed), num_rows, num_cols, DType(dtype)};
+// Weights are streamed whole for every step: huge pages spare the address translation. Best effort.
+void advise_huge_pages([[maybe_unused]] uintptr_t address, [[maybe_unused]] size_t num_bytes) {
 #ifdef __linux__
-    // Weights are streamed whole for every step: huge pages spare the address translation. Best effort.
     constexpr uintptr_t kHuge = uintptr_t{1} << 21;
-    const size_t num_bytes = packed_size(num_rows, num_cols, args.dtype) * (args.dtype == DType::f32 ? 4 : 2);
-    const uintptr_t first = (packed + kHuge - 1) & ~(kHuge - 1), last = (packed + num_bytes) & ~(kHuge - 1);
+    const uintptr_t first = (address + kHuge - 1) & ~(kHuge - 1), last = (address + num_bytes) & ~(kHuge - 1);
     if (first < last) madvise(pointer<void>(first), last - first, MADV_HUGEPAGE);
 #endif
+}
+
+void bind_pack(uintptr_t weight, uintptr_t packed, int64_t num_rows, int64_t num_cols, int dtype) {
+    const PackArgs args = {pointer<void>(weight), pointer<void>(packed), num_rows, num_cols, DType(dtype)};
+    advise_huge_pages(packed, packed_size(num_rows, num_cols, args.dtype) * (args.dtype == DType::f32 ? 4 : 2));
     nb::gil_scoped_release release;
     pack(args);
 }
@@ -94,6 +97,28 @@ void bind_linear(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, i
     nb::gil_scoped_release release;
     linear({pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr, num_tokens,
             num_rows, num_cols, DType(x_dtype), DType(weight_dtype), DType(out_dtype)});
+}
+
+void bind_pack_int8(uintptr_t weight, uintptr_t scales, uintptr_t packed, int64_t num_rows, int64_t num_cols) {
+    advise_huge_pages(packed, packed_int8_bytes(num_rows, num_cols));
+    nb::gil_scoped_release release;
+    pack_int8({pointer<int8_t>(weight), pointer<float>(scales), pointer<void>(packed), num_rows, num_cols});
+}
+
+void bind_embedding_int8(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_t num_tokens, int64_t num_rows,
+                         int64_t num_cols) {
+    const EmbeddingArgs args = {pointer<int32_t>(token_ids), pointer<void>(packed), pointer<float>(out), num_tokens,
+                                num_rows,                    num_cols,              DType::f32};
+    check_indices("token_ids", args.token_ids, num_tokens, num_rows);
+    nb::gil_scoped_release release;
+    embedding_int8(args);
+}
+
+void bind_linear_int8(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t num_tokens,
+                      int64_t num_rows, int64_t num_cols, int x_dtype, int out_dtype) {
+    nb::gil_scoped_release release;
+    linear_int8({pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr, num_tokens,
+                 num_rows, num_cols, DType(x_dtype), DType::f32, DType(out_dtype)});
 }
 
 void bind_rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, int64_t num_tokens,
@@ -223,6 +248,11 @@ NB_MODULE(_cpu, m) {
     m.def("pack", &bind_pack);
     m.def("embedding", &bind_embedding);
     m.def("linear", &bind_linear);
+    m.attr("INT8_GROUP") = kInt8Group;
+    m.def("packed_int8_bytes", &packed_int8_bytes);
+    m.def("pack_int8", &bind_pack_int8);
+    m.def("embedding_int8", &bind_embedding_int8);
+    m.def("linear_int8", &bind_linear_int8);
     m.def("rms_norm", &bind_rms_norm);
     m.def("add_layer_norm", &bind_add_layer_norm);
     m.def("gelu", &bind_gelu);

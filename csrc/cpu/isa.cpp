@@ -5,6 +5,9 @@
 
 namespace octavo {
 
+namespace avx512vnni {
+extern const OpTable table;
+}
 namespace avx512 {
 extern const OpTable table;
 }
@@ -22,14 +25,22 @@ struct Isa {
     bool supported;
 };
 
+#ifdef OCTAVO_HAVE_avx512
+bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+}
+#endif
+
 // Best first. An entry for another instruction set (AVX512_BF16, AMX, NEON) needs its flags in CMakeLists.txt, its
 // lanes in simd.h where they differ, and a line here.
 const std::vector<Isa>& isas() {
     static const std::vector<Isa> all = {
+#ifdef OCTAVO_HAVE_avx512vnni
+        {&avx512vnni::table, has_avx512() && __builtin_cpu_supports("avx512vnni")},
+#endif
 #ifdef OCTAVO_HAVE_avx512
-        {&avx512::table, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                             __builtin_cpu_supports("fma")},
+        {&avx512::table, has_avx512()},
 #endif
 #ifdef OCTAVO_HAVE_avx2
         {&avx2::table,

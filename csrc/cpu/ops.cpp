@@ -67,6 +67,11 @@ int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept {
     return (num_tokens + kMaxTileRows - 1) * ((num_cols + kLanes - 1) / kLanes * kLanes);
 }
 
+int64_t packed_int8_bytes(int64_t num_rows, int64_t num_cols) noexcept {
+    const int64_t groups = (num_cols + kInt8Group - 1) / kInt8Group;
+    return (num_rows + kLanes - 1) / kLanes * groups * kLanes * (kInt8Group + int64_t{sizeof(float)});
+}
+
 void pack(PackArgs args) {
     OpScope scope;
     active_table().pack(args);
@@ -81,6 +86,23 @@ void linear(LinearArgs args) {
     OpScope scope;
     args.x_f32 = static_cast<float*>(scope.workspace(linear_scratch(args.num_tokens, args.num_cols) * sizeof(float)));
     active_table().linear(args);
+}
+
+void pack_int8(PackInt8Args args) {
+    OpScope scope;
+    active_table().pack_int8(args);
+}
+
+void embedding_int8(EmbeddingArgs args) {
+    OpScope scope;
+    active_table().embedding_int8(args);
+}
+
+void linear_int8(LinearArgs args) {
+    OpScope scope;
+    const int64_t groups = (args.num_cols + kInt8Group - 1) / kInt8Group;
+    args.x_f32 = static_cast<float*>(scope.workspace(args.num_tokens * groups * kInt8GroupBytes));
+    active_table().linear_int8(args);
 }
 
 void rms_norm(RmsNormArgs args) {

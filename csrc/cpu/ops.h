@@ -28,6 +28,17 @@ struct PackArgs {
     DType dtype;
 };
 
+// Columns of a weight matrix in 8 bits that share a scale, as do as many activations; bytes of the latter in scratch.
+constexpr int64_t kInt8Group = 32;
+constexpr int64_t kInt8GroupBytes = kInt8Group + 8;
+
+struct PackInt8Args {
+    const int8_t* weight;  // [num_rows, num_cols]
+    const float* scales;   // [num_rows, ceil(num_cols / 32)]
+    void* packed;          // packed_int8_bytes(), aligned to 64 bytes
+    int64_t num_rows, num_cols;
+};
+
 struct EmbeddingArgs {
     const int32_t* token_ids;  // [num_tokens]
     const void* packed;
@@ -172,6 +183,9 @@ struct OpTable {
     void (*pack)(const PackArgs&) noexcept;
     void (*embedding)(const EmbeddingArgs&) noexcept;
     void (*linear)(const LinearArgs&) noexcept;
+    void (*pack_int8)(const PackInt8Args&) noexcept;
+    void (*embedding_int8)(const EmbeddingArgs&) noexcept;
+    void (*linear_int8)(const LinearArgs&) noexcept;
     void (*rms_norm)(const RmsNormArgs&) noexcept;
     void (*add_layer_norm)(const AddLayerNormArgs&) noexcept;
     void (*gelu)(const GeluArgs&) noexcept;
@@ -189,6 +203,9 @@ struct OpTable {
 // Elements in the packed form of a [num_rows, num_cols] matrix.
 int64_t packed_size(int64_t num_rows, int64_t num_cols, DType dtype) noexcept;
 
+// Bytes of the packed form of a matrix in 8 bits.
+int64_t packed_int8_bytes(int64_t num_rows, int64_t num_cols) noexcept;
+
 // Floats of scratch memory that `linear` needs.
 int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept;
 
@@ -196,6 +213,9 @@ int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept;
 void pack(PackArgs args);
 void embedding(EmbeddingArgs args);
 void linear(LinearArgs args);
+void pack_int8(PackInt8Args args);
+void embedding_int8(EmbeddingArgs args);
+void linear_int8(LinearArgs args);
 void rms_norm(RmsNormArgs args);
 void add_layer_norm(AddLayerNormArgs args);
 void gelu(GeluArgs args);

@@ -7,6 +7,10 @@
 #include "ops.h"
 #include "thread_pool.h"
 
+#if defined(OCTAVO_ISA_avx512vnni)  // AVX-512 whose integer dot products are one instruction
+#define OCTAVO_ISA_avx512 1
+#endif
+
 #if defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
 #include <immintrin.h>
 #endif
@@ -71,6 +75,33 @@ OCTAVO_INLINE void store(bf16* p, Vec a) {
 OCTAVO_INLINE void store(f16* p, Vec a) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
+// Sixteen 32-bit integers, or 64 bytes in quads.
+using IntVec = __m512i;
+constexpr int kInt8Rows = 4;    // rows of a register tile of linear_int8
+constexpr int kInt8Panels = 3;  // panels of it
+
+OCTAVO_INLINE IntVec int_set1(int32_t x) { return _mm512_set1_epi32(x); }
+OCTAVO_INLINE IntVec int_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+OCTAVO_INLINE Vec to_float(IntVec a) { return _mm512_cvtepi32_ps(a); }
+OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+// sum plus, in each lane, four unsigned weights times the same four signed values.
+OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
+#if defined(OCTAVO_ISA_avx512vnni)
+    // Written out, since gcc 12 copies the accumulator around the intrinsic.
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weight), "m"(*(const int32_t(*))values));
+    return sum;
+#else
+    int32_t quad;
+    __builtin_memcpy(&quad, values, 4);
+    const __m512i all = _mm512_set1_epi32(quad);
+    const __m512i even = _mm512_and_si512(weight, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16(weight, 8);
+    const __m512i even_values = _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8), odd_values = _mm512_srai_epi16(all, 8);
+    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(even, even_values));
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(odd, odd_values));
+#endif
+}
 // Of sixteen pairs, the first or the second of each.
 OCTAVO_INLINE Vec load_first(const bf16* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
@@ -132,6 +163,37 @@ OCTAVO_INLINE void store(bf16* p, Vec a) {
 OCTAVO_INLINE void store(f16* p, Vec a) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a.low, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
+}
+struct IntVec {
+    __m256i low, high;
+};
+constexpr int kInt8Rows = 2;
+constexpr int kInt8Panels = 1;
+
+OCTAVO_INLINE int32_t int_of(const int8_t* p) {
+    int32_t bits;
+    __builtin_memcpy(&bits, p, 4);
+    return bits;
+}
+OCTAVO_INLINE IntVec int_set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+OCTAVO_INLINE IntVec int_load(const uint8_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+OCTAVO_INLINE Vec to_float(IntVec a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
+OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
+}
+OCTAVO_INLINE __m256i dot4_half(__m256i sum, __m256i weight, __m256i all) {
+    const __m256i even = _mm256_and_si256(weight, _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16(weight, 8);
+    const __m256i even_values = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), odd_values = _mm256_srai_epi16(all, 8);
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, even_values));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, odd_values));
+}
+OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
+    const __m256i all = _mm256_set1_epi32(int_of(values));
+    return {dot4_half(sum.low, weight.low, all), dot4_half(sum.high, weight.high, all)};
 }
 OCTAVO_INLINE __m256 first_half(const bf16* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16));
@@ -197,6 +259,28 @@ OCTAVO_INLINE void store(bf16* p, Vec a) {
 }
 OCTAVO_INLINE void store(f16* p, Vec a) {
     for (int i = 0; i < int{kLanes}; ++i) p[i] = narrow(a.lane[i]);
+}
+struct IntVec {
+    int32_t lane[kLanes];
+    const uint8_t* bytes;
+};
+constexpr int kInt8Rows = 1;
+constexpr int kInt8Panels = 1;
+
+OCTAVO_INLINE IntVec int_set1(int32_t x) {
+    IntVec r = {};
+    for (int i = 0; i < int{kLanes}; ++i) r.lane[i] = x;
+    return r;
+}
+OCTAVO_INLINE IntVec int_load(const uint8_t* p) { return {{}, p}; }
+OCTAVO_INLINE Vec to_float(IntVec a) { OCTAVO_LANES(float(a.lane[i])); }
+OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
+    for (int i = 0; i < int{kLanes}; ++i) p[i] = a.lane[i] == a.lane[i] ? int8_t(a.lane[i]) : int8_t{};
+}
+OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
+    for (int i = 0; i < int{kLanes}; ++i)
+        for (int j = 0; j < 4; ++j) sum.lane[i] += int(weight.bytes[4 * i + j]) * values[j];
+    return sum;
 }
 OCTAVO_INLINE Vec load_first(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[2 * i].bits) << 16)); }
 OCTAVO_INLINE Vec load_second(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[2 * i + 1].bits) << 16)); }

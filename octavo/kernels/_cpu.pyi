@@ -1,6 +1,7 @@
 """The extension module built from csrc/cpu. Addresses and sizes in; dtypes are 0 float32, 1 bfloat16, 2 float16."""
 
 ATTENTION_PARTITION: int
+INT8_GROUP: int
 MAX_HEAD_DIM: int
 FMA_FLOPS: int
 
@@ -25,6 +26,21 @@ def linear(
     num_cols: int,
     x_dtype: int,
     weight_dtype: int,
+    out_dtype: int,
+    /,
+) -> None: ...
+def packed_int8_bytes(num_rows: int, num_cols: int, /) -> int: ...
+def pack_int8(weight: int, scales: int, packed: int, num_rows: int, num_cols: int, /) -> None: ...
+def embedding_int8(token_ids: int, packed: int, out: int, num_tokens: int, num_rows: int, num_cols: int, /) -> None: ...
+def linear_int8(
+    x: int,
+    packed: int,
+    bias: int,
+    out: int,
+    num_tokens: int,
+    num_rows: int,
+    num_cols: int,
+    x_dtype: int,
     out_dtype: int,
     /,
 ) -> None: ...

@@ -8,11 +8,11 @@ import torch
 
 from octavo.kernels import _cpu
 from octavo.kernels._cpu import isa, num_threads, set_isa, set_num_threads, supported_isas
-from octavo.kernels.ops import ATTENTION_PARTITION, Ops, Weight
+from octavo.kernels.ops import ATTENTION_PARTITION, INT8_GROUP, Ops, Weight
 
 __all__ = ["CpuOps", "isa", "num_threads", "set_isa", "set_num_threads", "supported_isas"]
 
-assert _cpu.ATTENTION_PARTITION == ATTENTION_PARTITION, "csrc/cpu/ops.h and kernels/ops.py disagree"
+assert (_cpu.ATTENTION_PARTITION, _cpu.INT8_GROUP) == (ATTENTION_PARTITION, INT8_GROUP), "csrc/cpu/ops.h disagrees"
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -54,6 +54,14 @@ class CpuOps(Ops):
         _cpu.pack(weight.data_ptr(), packed.data_ptr(), num_rows, num_cols, code)
         return Weight(packed, num_rows, num_cols, weight.dtype)
 
+    def pack_int8(self, values: torch.Tensor, scales: torch.Tensor) -> Weight:
+        num_rows, num_cols = values.shape
+        check("values", values, (num_rows, num_cols), torch.int8)
+        check("scales", scales, (num_rows, -(-num_cols // INT8_GROUP)), torch.float32)
+        packed = torch.empty(_cpu.packed_int8_bytes(num_rows, num_cols), dtype=torch.uint8)
+        _cpu.pack_int8(values.data_ptr(), scales.data_ptr(), packed.data_ptr(), num_rows, num_cols)
+        return Weight(packed, num_rows, num_cols, torch.int8)
+
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         if block_size < 16 or block_size % 16:
             raise ValueError(f"block size {block_size} is not a multiple of 16. Choose another --block-size")
@@ -64,13 +72,15 @@ class CpuOps(Ops):
         num_tokens = token_ids.shape[0]
         check("token_ids", token_ids, (num_tokens,), torch.int32)
         out = torch.empty((num_tokens, weight.num_cols), dtype=torch.float32)
+        sizes = (num_tokens, weight.num_rows, weight.num_cols)
+        if weight.dtype == torch.int8:
+            _cpu.embedding_int8(token_ids.data_ptr(), weight.data.data_ptr(), out.data_ptr(), *sizes)
+            return out
         _cpu.embedding(
             token_ids.data_ptr(),
             weight.data.data_ptr(),
             out.data_ptr(),
-            num_tokens,
-            weight.num_rows,
-            weight.num_cols,
+            *sizes,
             dtype_code(weight.dtype),
         )
         return out
@@ -84,18 +94,13 @@ class CpuOps(Ops):
         if bias is not None:
             check("bias", bias, (num_rows,), torch.float32)
         out = torch.empty((num_tokens, num_rows), dtype=out_dtype)
-        _cpu.linear(
-            x.data_ptr(),
-            weight.data.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            num_tokens,
-            num_rows,
-            num_cols,
-            dtype_code(x.dtype),
-            dtype_code(weight.dtype),
-            dtype_code(out_dtype),
-        )
+        bias_pointer = 0 if bias is None else bias.data_ptr()
+        pointers = (x.data_ptr(), weight.data.data_ptr(), bias_pointer, out.data_ptr())
+        sizes = (num_tokens, num_rows, num_cols)
+        if weight.dtype == torch.int8:
+            _cpu.linear_int8(*pointers, *sizes, dtype_code(x.dtype), dtype_code(out_dtype))
+        else:
+            _cpu.linear(*pointers, *sizes, dtype_code(x.dtype), dtype_code(weight.dtype), dtype_code(out_dtype))
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:

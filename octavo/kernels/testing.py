@@ -8,8 +8,9 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
-from octavo.kernels.ops import Ops
+from octavo.kernels.ops import INT8_GROUP, Ops
 
 __all__ = [
     "Expected",
@@ -20,6 +21,7 @@ __all__ = [
     "expected_gelu",
     "expected_l2_normalize",
     "expected_linear",
+    "expected_linear_int8",
     "expected_mean",
     "expected_rms_norm",
     "expected_rotation",
@@ -64,6 +66,18 @@ def expected_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     if bias is not None:
         value, magnitude = value + bias.double(), magnitude + bias.double().abs()
     return Expected(value, magnitude * chain_error(x.shape[1]))
+
+
+def expected_linear_int8(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+) -> Expected:
+    """An activation may move by half a step of its group, on top of what `expected_linear` allows."""
+    num_tokens, num_cols = x.shape
+    weight = values.double() * scales.double().repeat_interleave(INT8_GROUP, dim=1)[:, :num_cols]
+    exact = expected_linear(x, weight, bias)
+    groups = F.pad(x.double(), (0, -num_cols % INT8_GROUP)).view(num_tokens, -1, INT8_GROUP)
+    half_steps = groups.abs().amax(dim=-1).repeat_interleave(INT8_GROUP, dim=1)[:, :num_cols] / 254
+    return Expected(exact.value, exact.error + half_steps * (1 + 2.0**-20) @ weight.abs().T)
 
 
 def expected_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Expected:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from octavo.errors import CheckpointError
+from octavo.kernels.ops import INT8_GROUP
 
-__all__ = ["SUPPORTED_TYPES", "dequantize", "unpermute_rope"]
+__all__ = ["SUPPORTED_TYPES", "dequantize", "quantize_int8", "read_q8_0", "unpermute_rope"]
 
 CHUNK_VALUES = 1 << 16
 """Values converted at a time: intermediates of 256 KiB stay in a core's cache, whatever the tensor."""
@@ -89,6 +91,24 @@ def dequantize(
         chunk = torch.from_numpy(blocks[start : start + step].copy())  # torch takes no read-only memory
         out[start : start + step] = block_type.decode(chunk)
     return out.view(shape)
+
+
+def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """weight [N, K] float32 -> values [N, K] int8 and scales [N, ceil(K / INT8_GROUP)] float32: in each group the
+    largest magnitude becomes 127, the others are rounded to the nearest."""
+    num_rows, num_cols = weight.shape
+    groups = F.pad(weight, (0, -num_cols % INT8_GROUP)).view(num_rows, -1, INT8_GROUP)
+    scales = groups.abs().amax(dim=-1) / 127
+    inverse = torch.where(scales > 0, 1 / scales, 0.0)
+    values = (groups * inverse.unsqueeze(-1)).round().to(torch.int8)
+    return values.view(num_rows, -1)[:, :num_cols].contiguous(), scales
+
+
+def read_q8_0(data: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values and scales that Q8_0 blocks hold, as `quantize_int8` gives them: the same weights, exactly."""
+    blocks = torch.from_numpy(data.reshape(-1, BLOCK_TYPES["Q8_0"].block_bytes).copy())
+    values = blocks[:, 2:].contiguous().view(torch.int8)
+    return values.view(shape), _half(blocks, 0).view(shape[0], -1)
 
 
 def unpermute_rope(weight: torch.Tensor, num_heads: int) -> torch.Tensor:

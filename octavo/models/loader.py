@@ -49,13 +49,14 @@ def load_model(
     dtype: torch.dtype,
     max_model_len: int,
     on_bytes: Callable[[int], None] = lambda _: None,
+    quantization: str = "none",
 ) -> CausalLM:
     """Build the checkpoint's model, a decoder.
 
     Raises CheckpointError for weights that are missing, surplus or misshapen, UnknownArchitectureError for a model_type
     without a file here.
     """
-    return cast(CausalLM, _load(checkpoint, checkpoint.config, ops, dtype, max_model_len, on_bytes))
+    return cast(CausalLM, _load(checkpoint, checkpoint.config, ops, dtype, max_model_len, on_bytes, quantization))
 
 
 def load_encoder(
@@ -64,10 +65,11 @@ def load_encoder(
     dtype: torch.dtype,
     max_model_len: int,
     on_bytes: Callable[[int], None] = lambda _: None,
+    quantization: str = "none",
 ) -> Encoder:
     """As `load_model`, for hidden states only: an encoder, or a decoder, whose head is not loaded if it has one."""
     headless = replace(checkpoint.config, tie_word_embeddings=True)
-    return _load(checkpoint, headless, ops, dtype, max_model_len, on_bytes)
+    return _load(checkpoint, headless, ops, dtype, max_model_len, on_bytes, quantization)
 
 
 def _load(
@@ -77,6 +79,7 @@ def _load(
     dtype: torch.dtype,
     max_model_len: int,
     on_bytes: Callable[[int], None],
+    quantization: str,
 ) -> Encoder:
     model_type = config.model_type
     if model_type not in known_model_types():
@@ -84,7 +87,7 @@ def _load(
             f"{checkpoint.path}: model type {model_type!r} is not supported; supported are "
             f"{', '.join(known_model_types())}."
         )
-    weights = WeightLoader(checkpoint, ops, dtype, on_bytes)
+    weights = WeightLoader(checkpoint, ops, dtype, on_bytes, quantization)
     module = importlib.import_module(f"octavo.models.{model_type}")
     model = cast(Encoder, module.Model(config, weights, max_model_len))
     weights.finish(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 import torch
 
 from octavo.kernels.ops import Ops
+from octavo.layers.quantization import quantize_int8
 
 __all__ = ["available_cpus", "free_memory_bytes", "measure_flops_per_s"]
 
@@ -80,11 +81,14 @@ def _meminfo_available() -> int:
     return int(rows["MemAvailable"].split()[0]) * 1024
 
 
-def measure_flops_per_s(ops: Ops, hidden_size: int, dtype: torch.dtype, seconds: float = 0.05) -> float:
+def measure_flops_per_s(
+    ops: Ops, hidden_size: int, dtype: torch.dtype, quantization: str = "none", seconds: float = 0.05
+) -> float:
     """Operations a second of `ops.linear` on 64 rows, the best of what fits in `seconds`."""
     rows, outputs = 64, 2048
     x = torch.ones(rows, hidden_size, dtype=dtype)
-    weight = ops.pack(torch.full((outputs, hidden_size), 0.01, dtype=dtype))
+    weights = torch.full((outputs, hidden_size), 0.01, dtype=dtype)
+    weight = ops.pack_int8(*quantize_int8(weights.float())) if quantization == "int8" else ops.pack(weights)
     ops.linear(x, weight, None, dtype)
     best = float("inf")
     deadline = time.perf_counter() + seconds

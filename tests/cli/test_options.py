@@ -19,7 +19,7 @@ SERVE_OPTIONS = """
     --disable-access-log --download-dir --dtype --enable-prefix-caching --enforce-eager --generation-config
     --gpu-memory-utilization --host --kv-cache-dtype --kv-cache-memory-bytes --max-body-bytes --max-header-bytes
     --max-model-len --max-num-batched-tokens --max-num-seqs --max-request-choices --model --num-threads
-    --override-generation-config --port --reasoning-parser --request-timeout --revision --runner --seed
+    --override-generation-config --port --quantization --reasoning-parser --request-timeout --revision --runner --seed
     --served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile --strict
     --tokenizer --tool-call-parser --trust-request-chat-template
 """.split()  # noqa: SIM905 - a new option is a decision, made here
@@ -164,7 +164,7 @@ def test_options_without_effect_are_accepted(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     "options",
     [
-        ("--quantization", "awq"), ("-q", "fp8"), ("--tensor-parallel-size", "2"), ("-tp", "2"),
+        ("-q", "fp8"), ("--tensor-parallel-size", "2"), ("-tp", "2"),
         ("--speculative-model", "x"), ("--speculative-config", '{"model": "x"}'), ("--task", "score"),
         ("--enable-lora",), ("--load-format", "dummy"), ("--lora-modules", "a=b", "c=d"),
     ],

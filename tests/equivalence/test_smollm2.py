@@ -9,6 +9,7 @@ from octavo import LLM, RequestOutput, SamplingParams
 from tests.smollm2 import PROMPTS, gguf_path
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, logprobs=2)
+SHORT = SamplingParams(temperature=0.0, max_tokens=16, logprobs=2)
 SEEDED = [SamplingParams(temperature=0.9, top_p=0.95, seed=i, max_tokens=64, logprobs=0) for i in range(len(PROMPTS))]
 
 
@@ -60,3 +61,10 @@ def test_seeded_sampling_does_not_depend_on_company_or_steps_in_flight() -> None
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_the_number_of_threads_changes_nothing(expected: list[tuple[object, ...]], num_threads: int) -> None:
     assert generate(load(num_threads=num_threads), GREEDY) == expected
+
+
+def test_int8_answers_do_not_depend_on_chunks_or_company() -> None:
+    alone = generate(load(quantization="int8", max_num_seqs=1, max_num_batched_tokens=2048), SHORT)
+    together = load(quantization="int8", max_num_batched_tokens=48)
+    assert generate(together, SHORT) == alone
+    assert generate(together, SHORT) == alone

@@ -68,3 +68,16 @@ def test_native_bfloat16_logits_are_near_transformers_float32(reference: Any) ->
     print(f"relative error {relative_error:.2e}, mean KL {divergence:.2e} over {len(token_ids)} positions")
     assert relative_error < 2e-2
     assert divergence < 1e-3
+
+
+def test_int8_perplexity_is_within_one_percent_of_bfloat16() -> None:
+    checkpoint, ops = open_checkpoint(gguf_path()), resolve_ops("cpu")
+    text = (Path(__file__).parents[2] / "docs/ARCHITECTURE.md").read_text()
+    token_ids = load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(text)[:1500]
+    perplexities = []
+    for quantization in ("none", "int8"):
+        model = load_model(checkpoint, ops, torch.bfloat16, 2048, quantization=quantization)
+        logits = sequence_logits(model, ops, checkpoint.config, token_ids, torch.bfloat16, chunk=256)
+        losses = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(token_ids[1:]))
+        perplexities.append(float(losses.exp()))
+    assert perplexities[1] < 1.01 * perplexities[0]

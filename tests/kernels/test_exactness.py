@@ -26,8 +26,11 @@ def row_ops(ops: CpuOps, dtype: torch.dtype) -> dict[str, tuple[int, Callable[[t
     """Ops on rows: the row's length, and the op on x [T, length] of dtype."""
     packed = ops.pack(torch.randn(70, 100).to(dtype))
     bias, norm, shift = torch.randn(70), torch.randn(100), torch.randn(100)
+    values, scales = torch.randint(-127, 128, (70, 100), dtype=torch.int8), torch.rand(70, 4)
+    packed_int8 = ops.pack_int8(values, scales)
     return {
         "linear": (100, lambda x: ops.linear(x, packed, bias, dtype)),
+        "linear_int8": (100, lambda x: ops.linear(x, packed_int8, bias, dtype)),
         "rms_norm": (100, lambda x: ops.rms_norm(x.float(), norm, 1e-5, dtype)),
         "add_rms_norm": (100, lambda x: ops.add_rms_norm(x, x.float() * 3, norm, 1e-5, dtype)),
         "add_layer_norm": (100, lambda x: ops.add_layer_norm(x, x.float() * 3, norm, shift, 1e-5, dtype)),

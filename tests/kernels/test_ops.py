@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.kernels.cpu import CpuOps
-from octavo.kernels.ops import Ops
+from octavo.kernels.ops import INT8_GROUP, Ops
 from octavo.kernels.testing import (
     Expected,
     KVInputs,
@@ -16,6 +16,7 @@ from octavo.kernels.testing import (
     expected_gelu,
     expected_l2_normalize,
     expected_linear,
+    expected_linear_int8,
     expected_mean,
     expected_rms_norm,
     expected_rotation,
@@ -52,6 +53,56 @@ def test_linear(ops: Ops, dtype: torch.dtype, size: tuple[int, int, int]) -> Non
             y = ops.linear(x, packed, bias, out_dtype)
             assert y.dtype == out_dtype
             assert_within(y, expected_linear(x, weight, bias))
+
+
+def random_int8(num_rows: int, num_cols: int) -> tuple[torch.Tensor, torch.Tensor]:
+    values = torch.randint(-127, 128, (num_rows, num_cols), dtype=torch.int8)
+    return values, torch.rand(num_rows, -(-num_cols // INT8_GROUP)) * 0.02
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [*MATRICES, (3, 256, 130), (65, 1536, 40)])
+def test_linear_int8(ops: Ops, dtype: torch.dtype, size: tuple[int, int, int]) -> None:
+    num_tokens, num_cols, num_rows = size
+    values, scales = random_int8(num_rows, num_cols)
+    packed = ops.pack_int8(values, scales)
+    x = torch.randn(num_tokens, num_cols).to(dtype)
+    for bias in (None, torch.randn(num_rows)):
+        for out_dtype in (dtype, torch.float32):
+            y = ops.linear(x, packed, bias, out_dtype)
+            assert y.dtype == out_dtype
+            assert_within(y, expected_linear_int8(x, values, scales, bias))
+
+
+def test_activations_that_eight_bits_hold_are_multiplied_as_they_are(ops: Ops) -> None:
+    values, scales = random_int8(50, 96)
+    x = torch.randint(-127, 128, (9, 3, 32)).float()
+    x[:, :, 5] = 127.0  # so that a step is the power of two below
+    x = (x * 2.0 ** torch.randint(-20, 20, (9, 3, 1))).view(9, 96)
+    x[2, 32:64] = 0.0
+    weight = values.double() * scales.double().repeat_interleave(32, dim=1)
+    actual = ops.linear(x, ops.pack_int8(values, scales), None, torch.float32)
+    assert_within(actual, expected_linear(x, weight, None))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_eight_bits_cannot_hold_is_nan_and_no_other_is(ops: Ops, bad: float) -> None:
+    packed = ops.pack_int8(*random_int8(40, 70))
+    x = torch.randn(4, 70)
+    clean = ops.linear(x, packed, None, torch.float32)
+    x[2, 69] = bad
+    y = ops.linear(x, packed, None, torch.float32)
+    assert y[2].isnan().all()
+    assert torch.equal(y[[0, 1, 3]], clean[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("num_cols", [1, 17, 64])
+def test_embedding_int8(ops: Ops, num_cols: int) -> None:
+    values, scales = random_int8(37, num_cols)
+    token_ids = torch.randint(0, 37, (23,), dtype=torch.int32)
+    rows = values.float() * scales.repeat_interleave(INT8_GROUP, dim=1)[:, :num_cols]
+    actual = ops.embedding(token_ids, ops.pack_int8(values, scales))
+    assert torch.equal(actual, rows[token_ids.long()])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

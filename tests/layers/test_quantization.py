@@ -8,7 +8,7 @@ from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 from octavo.errors import CheckpointError
 from octavo.layers import quantization
-from octavo.layers.quantization import SUPPORTED_TYPES, dequantize, unpermute_rope
+from octavo.layers.quantization import SUPPORTED_TYPES, dequantize, quantize_int8, read_q8_0, unpermute_rope
 
 BLOCK_BYTES = {name: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] for name in SUPPORTED_TYPES}
 SCALES = np.array([0.0, -0.0, 1.0, -1.0, 65504.0, -65504.0, 6e-8, 6.1e-5, np.inf, -np.inf, np.nan], np.float16)
@@ -79,3 +79,23 @@ def test_rotary_rows_are_reordered_as_transformers_does(shape: tuple[int, ...]) 
 
 def test_reordering_puts_even_rows_before_odd_rows_in_each_head() -> None:
     assert unpermute_rope(torch.arange(12), num_heads=2).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
+
+
+def test_int8_values_of_q8_0_blocks_are_the_weights_they_stand_for() -> None:
+    data = gguf.quants.quantize(
+        np.random.default_rng(6).standard_normal((5, 96), np.float32), gguf.GGMLQuantizationType.Q8_0
+    ).reshape(-1)
+    values, scales = read_q8_0(data, (5, 96))
+    weights = values.float() * scales.repeat_interleave(32, dim=1)
+    assert torch.equal(weights, dequantize(data, "Q8_0", (5, 96), torch.float32))
+
+
+@pytest.mark.parametrize("num_cols", [7, 32, 100])
+def test_quantised_weights_lie_within_half_a_step(num_cols: int) -> None:
+    weight = torch.randn(11, num_cols, generator=torch.Generator().manual_seed(1))
+    weight[3] = 0.0
+    values, scales = quantize_int8(weight)
+    steps = scales.repeat_interleave(32, dim=1)[:, :num_cols]
+    assert values.shape == weight.shape
+    assert values.abs().max() == 127
+    assert ((values.float() * steps - weight).abs() <= steps * 0.5001).all()
