@@ -101,7 +101,7 @@ def _gather_facts(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Ops, Fa
         num_threads=num_threads,
         free_memory_bytes=free_memory_bytes(),
         num_parameters=sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
-        flops_per_s=measure_flops_per_s(ops, checkpoint.config.hidden_size, dtype),
+        flops_per_s=measure_flops_per_s(ops, checkpoint.config.hidden_size, dtype, config.quantization),
     )
     return ops, facts
 
@@ -126,9 +126,9 @@ def _load_runner(
 
     dtype, device = getattr(torch, config.dtype), torch.device("cpu")
     if config.pooling is None:
-        model = load_model(checkpoint, ops, dtype, config.max_model_len, on_bytes)
+        model = load_model(checkpoint, ops, dtype, config.max_model_len, on_bytes, config.quantization)
         return ModelRunner(model, ops, config, checkpoint.config, device, grammars)
-    encoder = load_encoder(checkpoint, ops, dtype, config.max_model_len, on_bytes)
+    encoder = load_encoder(checkpoint, ops, dtype, config.max_model_len, on_bytes, config.quantization)
     if checkpoint.config.is_encoder:
         return EncoderRunner(encoder, ops, config, device)
     return DecoderPoolingRunner(cast(CausalLM, encoder), ops, config, checkpoint.config, device)
