@@ -1,9 +1,9 @@
 """Sampler: logits to tokens, for a batch of requests with different parameters.
 
 Every row is computed from that row alone, by operations whose order does not depend on the batch, with noise that is a
-function of (seed, choice, position). Order of the steps is vLLM's: grammar, bias and bans, penalties, temperature, min_p,
-top_k, top_p. Knows rows and positions, not requests. numpy, on the host: its sums over a row have one order, and are
-fast.
+function of (seed, choice, position). Order of the steps is vLLM's: grammar, bias and bans, penalties, temperature,
+min_p, top_k, top_p. Knows rows and positions, not requests. numpy, on the host: its sums over a row have one order,
+and are fast.
 """
 
 from collections.abc import Mapping, Sequence
