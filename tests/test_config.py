@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from octavo.checkpoint.model_config import ModelConfig, RopeConfig
+from octavo.checkpoint.model_config import ModelConfig, PoolingConfig, RopeConfig
 from octavo.config import EngineConfig, Facts, kv_bytes_per_token, resolve
 from octavo.errors import ConfigError
 
@@ -156,3 +156,80 @@ def test_sampling_defaults_out_of_range_are_refused(own: Any, override: str | No
     model = dataclasses.replace(LLAMA_2_7B, sampling_defaults=own)
     with pytest.raises(ConfigError, match=message):
         resolve(EngineConfig(model="m", override_generation_config=override), facts(model=model))
+
+
+MINILM = ModelConfig(
+    model_type="bert",
+    vocab_size=30_522,
+    hidden_size=384,
+    intermediate_size=1536,
+    num_hidden_layers=6,
+    num_attention_heads=12,
+    num_key_value_heads=12,
+    head_dim=32,
+    max_position_embeddings=512,
+    is_encoder=True,
+    hidden_act="gelu",
+    dtype="float32",
+    pooling=PoolingConfig(mode="cls", normalize=False),
+    max_sequence_length=256,
+)
+
+
+def encoder_facts(**changes: Any) -> Facts:
+    return facts(model=MINILM, num_parameters=22_713_216, **changes)
+
+
+def test_an_encoder_pools_as_its_files_say_and_has_no_kv_pool() -> None:
+    resolved = resolve(EngineConfig(model="m"), encoder_facts())
+    assert resolved.pooling == MINILM.pooling
+    assert (resolved.num_groups, resolved.num_blocks, resolved.enable_prefix_caching) == (0, 0, False)
+    assert resolved.kv_capacity_tokens == resolved.max_num_batched_tokens
+    assert ("--runner", "pooling: an encoder") in resolved.reasons
+    without_files = dataclasses.replace(MINILM, pooling=None)
+    assert resolve(EngineConfig(model="m"), facts(model=without_files)).pooling == PoolingConfig(mode="mean")
+
+
+def test_an_encoder_s_texts_are_as_long_as_sentence_transformers_allows_unless_told() -> None:
+    assert resolve(EngineConfig(model="m"), encoder_facts()).max_model_len == 256
+    assert resolve(EngineConfig(model="m", max_model_len=512), encoder_facts()).max_model_len == 512
+    with pytest.raises(ConfigError, match="513 is more than the 512 positions"):
+        resolve(EngineConfig(model="m", max_model_len=513), encoder_facts())
+
+
+def test_an_encoder_s_step_has_room_for_its_longest_text() -> None:
+    resolved = resolve(EngineConfig(model="m", max_num_batched_tokens=64), encoder_facts())
+    assert resolved.max_num_batched_tokens == 256
+    assert dict(resolved.reasons)["--max-num-batched-tokens"].startswith("256: raised")
+    slow = resolve(EngineConfig(model="m", max_num_seqs=8), encoder_facts(flops_per_s=1e6))
+    assert slow.max_num_batched_tokens == 256
+
+
+def test_the_measured_budget_of_an_encoder_leaves_out_the_embedding_that_is_only_looked_up() -> None:
+    resolved = resolve(EngineConfig(model="m"), encoder_facts(flops_per_s=1e11))
+    assert resolved.max_num_batched_tokens == int(1e11 / (2 * (22_713_216 - 30_522 * 384)) * 0.2) // 16 * 16
+
+
+def test_an_encoder_whose_weights_do_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"weights need 0\.08 GiB and 0\.05 GiB are free"):
+        resolve(EngineConfig(model="m"), encoder_facts(free_memory_bytes=50 << 20))
+
+
+def test_an_encoder_does_not_generate() -> None:
+    with pytest.raises(ConfigError, match="--runner generate: bert is an encoder"):
+        resolve(EngineConfig(model="m", runner="generate"), encoder_facts())
+
+
+def test_a_decoder_pools_when_told_or_when_its_files_say_so() -> None:
+    assert resolve(EngineConfig(model="m"), facts()).pooling is None
+    told = resolve(EngineConfig(model="m", runner="pooling"), facts())
+    assert (told.pooling, told.num_groups) == (PoolingConfig(mode="last"), 1)
+    by_files = facts(model=dataclasses.replace(LLAMA_2_7B, pooling=PoolingConfig(mode="last", normalize=False)))
+    assert resolve(EngineConfig(model="m"), by_files).pooling == PoolingConfig(mode="last", normalize=False)
+    assert resolve(EngineConfig(model="m", runner="generate"), by_files).pooling is None
+
+
+def test_a_decoder_that_pools_anything_but_its_last_token_is_refused() -> None:
+    mean = facts(model=dataclasses.replace(LLAMA_2_7B, pooling=PoolingConfig(mode="mean")))
+    with pytest.raises(ConfigError, match="mean pooling.*last token only"):
+        resolve(EngineConfig(model="m"), mean)
