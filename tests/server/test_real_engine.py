@@ -66,6 +66,30 @@ async def test_concurrent_greedy_answers_are_those_of_one_alone(tiny: RunningSer
         assert await asyncio.gather(*map(complete, prompts)) == alone
 
 
+async def test_scores_of_prompts_are_the_same_alone_together_and_after_an_answer(tiny: RunningServer) -> None:
+    """As lm-eval asks for them."""
+    async with openai.AsyncOpenAI(base_url=f"{tiny.url}/v1", api_key="none") as client:
+
+        async def score(prompt: list[int], max_tokens: int) -> Any:
+            answer = await client.completions.create(
+                model="tiny", prompt=prompt, max_tokens=max_tokens, temperature=0, logprobs=1, echo=True
+            )
+            logprobs = answer.choices[0].logprobs
+            assert logprobs is not None
+            assert logprobs.token_logprobs is not None
+            assert logprobs.top_logprobs is not None
+            assert len(logprobs.token_logprobs) == len(prompt) + max_tokens
+            assert logprobs.token_logprobs[0] is None
+            return logprobs.token_logprobs[1 : len(prompt)], logprobs.top_logprobs[1 : len(prompt)]
+
+        prompts = [[3 + i, *range(40, 60 + 30 * i)] for i in range(8)]
+        alone = [await score(prompt, 1) for prompt in prompts]
+        await asyncio.gather(*(client.completions.create(model="tiny", prompt=p, max_tokens=4) for p in prompts))
+        assert await asyncio.gather(*(score(prompt, i % 2) for i, prompt in enumerate(prompts))) == alone
+        for token_logprobs, top_logprobs in alone:
+            assert all(logprob <= max(top.values()) for logprob, top in zip(token_logprobs, top_logprobs, strict=True))
+
+
 def test_a_context_that_is_too_long_names_the_model_s_limit(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="512"):
         client.completions.create(model="tiny", prompt=[5] * 500, max_tokens=50)
