@@ -118,7 +118,12 @@ RETIRED: tuple[Retired, ...] = (
     _refused("--max-loras --max-lora-rank --max-cpu-loras", NO_LORA),
     _refused("--tool-parser-plugin --reasoning-parser-plugin", "parsers are octavo's own."),
     _refused("--tool-server", "tools are run by the client."),
-    _refused("--guided-decoding-backend --structured-outputs-config", "structured output is not supported yet."),
+    _refused(
+        "--guided-decoding-backend --structured-outputs-config",
+        "structured output is compiled by llguidance.",
+        "auto",
+        "guidance",
+    ),
     _refused("--kv-transfer-config --kv-events-config", "moving KV between engines is not supported yet."),
     _refused_flag("--enable-expert-parallel", ONE_DEVICE),
     _refused("--uds", "the server listens on --host and --port only."),

@@ -13,11 +13,13 @@ from fastapi.responses import JSONResponse
 from octavo import __version__
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
-from octavo.server import health
+from octavo.server import embeddings, health
 from octavo.server.access_log import request_id_of
+from octavo.server.embeddings import EmbeddingRequest, EmbeddingResponse
 from octavo.server.errors import install_error_handlers, model_not_found
 from octavo.server.formats import ChatFormat, Format, TextFormat
 from octavo.server.logprobs import LogprobFormat
+from octavo.server.openapi import install_openapi
 from octavo.server.schema import (
     ApiRequest,
     ChatCompletionRequest,
@@ -50,6 +52,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(router)
     app.include_router(health.router)
     install_error_handlers(app)
+    install_openapi(app)
     return app
 
 
@@ -80,6 +83,7 @@ async def chat_completions(
     params = await model.complete(choice.constrain(body.sampling_params(model.info.sampling_defaults)))
     if body.template_tools and not model.text.chat_template.takes_tools:
         headers.append((b"x-octavo-warning", b"the tools are not shown to the model: its chat template has no place"))
+    await model.check_structure(params, body.structure_field or "tools")
     prompt = model.truncated(await model.chat_prompt(body), body.truncate_prompt_tokens, params)
     params = model.with_max_tokens(params, len(prompt))
     reading = model.reading(body, choice, prompt, is_free=params.structured_outputs is None)
@@ -92,11 +96,18 @@ async def chat_completions(
 async def completions(body: CompletionRequest, model: TheModel, service: TheService, request_id: RequestId) -> Response:
     headers = _check_fields(body, model)
     params = await model.complete(body.sampling_params(model.info.sampling_defaults))
+    await model.check_structure(params, body.structure_field)
     prompts = await _text_prompts(body, model, service, params)
     shown = [ShownPrompt(prompt.token_ids, model.echo(prompt) if body.echo else None) for prompt in prompts]
     choices = [prompt for prompt in shown for _ in range(params.n)]
     answer = TextFormat(request_id, model.name, choices, _wanted(body, model, params))
     return _generation(body, model, service, [prompt.token_ids for prompt in prompts], params, answer, headers)
+
+
+@router.post("/v1/embeddings")
+async def create_embeddings(body: EmbeddingRequest, model: TheModel, service: TheService) -> Response:
+    headers = _check_fields(body, model)
+    return EmbeddingResponse(model, await embeddings.prepare(body, model, headers), service)
 
 
 @router.get("/v1/models")
@@ -156,14 +167,19 @@ def _check_fields(body: ApiRequest, model: ServedModel) -> list[tuple[bytes, byt
     """Headers that name the fields nobody knows. Raises for another model, and for fields that octavo can't serve."""
     if body.model is not None and body.model != model.name:
         raise model_not_found(body.model, model.name)
-    unknown = body.unknown_fields()
-    if not unknown:
-        return []
-    # JSON's escapes keep control characters out of the header.
-    names = ", ".join(json.dumps(name[:64]) for name in unknown[:MAX_WARNED_FIELDS])
-    if model.is_strict:
-        raise InvalidRequestError(f"Unknown fields, which --strict refuses: {names}.", param=unknown[0][:64])
-    return [(b"x-octavo-warning", f"unknown fields ignored: {names}".encode("ascii"))]
+    if isinstance(body, SamplingRequest):
+        model.check_generates()
+    headers = []
+    if isinstance(body, SamplingRequest) and (older := body.guided_fields()):
+        text = f"{', '.join(older)}: deprecated in favour of structured_outputs"
+        headers.append((b"x-octavo-warning", text.encode("ascii")))
+    if unknown := body.unknown_fields():
+        # JSON's escapes keep control characters out of the header.
+        names = ", ".join(json.dumps(name[:64]) for name in unknown[:MAX_WARNED_FIELDS])
+        if model.is_strict:
+            raise InvalidRequestError(f"Unknown fields, which --strict refuses: {names}.", param=unknown[0][:64])
+        headers.append((b"x-octavo-warning", f"unknown fields ignored: {names}".encode("ascii")))
+    return headers
 
 
 def _text_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:

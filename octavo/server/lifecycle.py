@@ -27,6 +27,7 @@ from octavo.server.access_log import open_log
 from octavo.server.app import create_app
 from octavo.server.connection import ConnectionLimits, connections_within
 from octavo.server.edge import with_edge
+from octavo.server.grammar_check import GrammarChecker
 from octavo.server.launch import url_of
 from octavo.server.served_model import ServedModel
 from octavo.server.service import Phase, Service
@@ -109,6 +110,8 @@ class _Server:
                 return await self._until_end()
             finally:
                 self._client.close(EngineDeadError("The server is shutting down."))
+                if self._service.model is not None and self._service.model.grammars is not None:
+                    self._service.model.grammars.close()
                 http.should_exit = True
                 http.force_exit = self._signals.second.is_set()
                 await serving
@@ -149,6 +152,7 @@ class _Server:
             info=info,
             trusts_request_template=self._config.trust_request_chat_template,
             is_strict=self._config.strict,
+            grammars=GrammarChecker(self._engine_config, info.vocab_size, info.eos_token_ids),
             tool_format=find_tool_format(self._config.tool_call_parser, text.chat_template.source),
             reasoning_format=find_reasoning_format(self._config.reasoning_parser, text.chat_template.source),
         )

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
+from octavo.server.structure import StructureFields
 from octavo.server.tool_choice import ToolChoice, choose
 from octavo.server.tool_schema import MessageCall, NamedToolChoice, Tool, arguments_for_template
 
@@ -49,18 +50,12 @@ UNSUPPORTED = {
     "audio": "audio output",
     "function_call": "function calls",
     "functions": "function calls",
-    "guided_choice": "structured output",
-    "guided_grammar": "structured output",
-    "guided_json": "structured output",
-    "guided_regex": "structured output",
     "kv_transfer_params": "moving KV between engines",
     "length_penalty": "beam search",
     "logits_processors": "logits processors of a request's own",
     "modalities": "output other than text",
     "prediction": "predicted outputs",
     "prompt_embeds": "prompts given as embeddings",
-    "response_format": "structured output",
-    "structured_outputs": "structured output",
     "suffix": "filling in before a suffix",
     "use_beam_search": "beam search",
     "web_search_options": "web search",
@@ -70,7 +65,6 @@ UNSUPPORTED = {
 NEUTRAL: Mapping[str, Sequence[Any]] = {
     "length_penalty": [1, 1.0],
     "modalities": [["text"]],
-    "response_format": [{"type": "text"}],
 }
 """Values of these fields that ask for nothing, beside null, false and empty ones."""
 
@@ -105,7 +99,7 @@ class StreamOptions(BaseModel):
     """Send the usage so far with every chunk (vLLM)."""
 
 
-class SamplingRequest(ApiRequest):
+class SamplingRequest(StructureFields, ApiRequest):
     """What chat and plain completions share. None stands for the default, as an absent field does."""
 
     n: int | None = None
@@ -161,6 +155,7 @@ class SamplingRequest(ApiRequest):
         given = {name: value for name in SHARED_FIELDS if (value := getattr(self, name)) is not None}
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
+        own["structured_outputs"] = self.structure()
         return SamplingParams(**({name: defaults[name] for name in defaults if name != "max_tokens"} | given | own))
 
     @property
@@ -172,7 +167,8 @@ class SamplingRequest(ApiRequest):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
-SHARED_FIELDS = SamplingRequest.model_fields.keys() & {field.name for field in fields(SamplingParams)} - {"logit_bias"}
+COMPUTED_FIELDS = {"logit_bias", "structured_outputs"}
+SHARED_FIELDS = SamplingRequest.model_fields.keys() & {field.name for field in fields(SamplingParams)} - COMPUTED_FIELDS
 
 
 def _token_id(key: str) -> int:

@@ -13,6 +13,7 @@ from octavo.engine.client import EngineClient
 from octavo.engine.messages import EngineInfo
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.sampling_params import SamplingParams
+from octavo.server.grammar_check import GrammarChecker
 from octavo.server.reading import Reading, plan_reading
 from octavo.server.schema import ChatCompletionRequest, ChatInput
 from octavo.server.tool_choice import ToolChoice
@@ -49,6 +50,8 @@ class ServedModel:
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
     trusts_request_template: bool = False
+    grammars: GrammarChecker | None = None
+    """Refuses structured output that the engine would refuse."""
     is_strict: bool = False
     """Refuses fields that nobody knows."""
 
@@ -109,6 +112,13 @@ class ServedModel:
         """The parameters with what only a tokenizer can fill in."""
         num_characters = sum(map(len, params.bad_words))
         return await _run(lambda: params.with_bad_words_encoded(self._encode_plain), num_characters)
+
+    async def check_structure(self, params: SamplingParams, param: str | None) -> None:
+        """Raises InvalidRequestError for structured output, asked for by the field `param`, that can't be compiled."""
+        if self.grammars is None or params.structured_outputs is None:
+            return
+        if problem := await self.grammars.problem(params.structured_outputs):
+            raise InvalidRequestError(problem, param=param)
 
     def _encode_plain(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -140,7 +140,7 @@ def test_a_number_that_is_none_is_refused(http: httpx.Client, literal: str) -> N
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
             "messages",
         ),
-        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
         (CHAT, {"chat_template": "{{ messages }}"}, "chat_template"),
         (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
         (CHAT, {"documents": ["x"]}, "documents"),
