@@ -91,7 +91,8 @@ class RunningServer:
 
     @property
     def engine(self) -> psutil.Process:
-        (engine,) = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = [child for child in children if "engine" in " ".join(child.cmdline())]
         return engine
 
 
