@@ -46,10 +46,11 @@ def test_bits_per_byte_are_those_of_the_offline_engine(
 
     llm = LLM(gguf_path(), max_model_len=2048, use_tqdm=False)
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-    eos = min(llm.info.eos_token_ids)
+    bos = llm.tokenizer.bos_token_id  # which lm-eval puts first
+    assert bos is not None
     bits = 0.0
     for paragraph in paragraphs:
-        prompt = [eos, *llm.tokenizer.encode(paragraph, add_special_tokens=False)]
+        prompt = [bos, *llm.tokenizer.encode(paragraph, add_special_tokens=False)]
         (output,) = llm.generate(prompt, params, use_tqdm=False)
         assert output.prompt_logprobs is not None
         bits -= sum(entry.logprob for entry in output.prompt_logprobs if entry is not None)
