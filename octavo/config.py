@@ -135,6 +135,10 @@ class ServerConfig:
     disable_access_log: bool = option(False, "Do not log each request.")
     access_log_format: str = option("text", "How each request is logged.", choices=("text", "json"))
     shutdown_timeout: float = option(30.0, "Seconds that open requests get to finish after SIGTERM.")
+    max_num_queued_reqs: int = option(
+        1024, "Requests that may wait for their first token; more are refused with status 429 and Retry-After."
+    )
+    max_num_queued_tokens: int = option(1_000_000, "Prompt tokens that may wait likewise.")
     request_timeout: float | None = option(None, "Seconds after which a request ends with an error; default: never.")
     client_timeout: float = option(
         60.0, "Seconds that a client may take to send a request, or read nothing of its answer, before it is cut off."
@@ -159,6 +163,8 @@ class ServerConfig:
         _check_choices(self)
         _check_range(self, "port", 0, 65535)
         _check_range(self, "shutdown_timeout", 0)
+        _check_range(self, "max_num_queued_reqs", 1)
+        _check_range(self, "max_num_queued_tokens", 1)
         _check_range(self, "request_timeout", 0.001)
         _check_range(self, "client_timeout", 0.001)
         _check_range(self, "ssl_cert_reqs", 0, 2)

@@ -13,6 +13,7 @@ import msgspec
 import zmq
 
 from octavo.core.step import RequestDelta
+from octavo.engine.admission import Admission
 from octavo.engine.launch import EngineProcess
 from octavo.engine.messages import (
     AbortRequests,
@@ -151,9 +152,16 @@ class EngineClient:
     Invariant: `_generations` maps each request that is open in its Generation to it.
     """
 
-    def __init__(self, process: EngineProcess, metrics: EngineMetrics, request_timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        process: EngineProcess,
+        metrics: EngineMetrics,
+        admission: Admission,
+        request_timeout_s: float | None = None,
+    ) -> None:
         self.metrics = metrics
         self.request_timeout_s = request_timeout_s
+        self._admission = admission
         self._process = process
         self._generations: dict[int, Generation] = {}
         self._next_request_id = 0
@@ -195,9 +203,11 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> Generation:
-        """Queue `params.n` completions of every prompt. Raises EngineDeadError when there is no engine."""
+        """Queue `params.n` completions of every prompt. Raises EngineDeadError when there is no engine, EngineBusyError
+        when too much waits for it already."""
         if self._death is not None:
             raise self._death
+        self._admission.check([len(prompt) for prompt in prompts for _ in range(params.n)])
         generation = Generation(self, self._next_request_id, len(prompts) * params.n)
         for prompt_token_ids in prompts:
             for choice in range(params.n):
@@ -212,13 +222,15 @@ class EngineClient:
                     )
                 )
                 self._generations[self._next_request_id] = generation
+                self._admission.enter(self._next_request_id, len(prompt_token_ids))
                 self._next_request_id += 1
         return generation
 
     def embed(self, prompts: Sequence[list[int]], priority: int = 0, cache_salt: str | None = None) -> Generation:
-        """Queue every prompt to become an embedding, one delta each. Raises EngineDeadError when there is no engine."""
+        """Queue every prompt to become an embedding, one delta each. Raises as `generate` does."""
         if self._death is not None:
             raise self._death
+        self._admission.check([len(prompt) for prompt in prompts])
         generation = Generation(self, self._next_request_id, len(prompts))
         for request_id, prompt_token_ids in enumerate(prompts, self._next_request_id):
             self.send(
@@ -227,6 +239,7 @@ class EngineClient:
                 )
             )
             self._generations[request_id] = generation
+            self._admission.enter(request_id, len(prompt_token_ids))
         self._next_request_id += len(prompts)
         return generation
 
@@ -242,6 +255,7 @@ class EngineClient:
         """Called by a Generation for requests that are no longer open."""
         for request_id in request_ids:
             self._generations.pop(request_id, None)
+            self._admission.leave(request_id, served=False)
 
     def close(self, error: EngineDeadError) -> None:
         """End every open request with `error` and leave the socket. The process is its owner's to end."""
@@ -277,6 +291,7 @@ class EngineClient:
         for delta in result.deltas:
             generation = self._generations.get(delta.request_id)
             if generation is not None:
+                self._admission.leave(delta.request_id, served=True)
                 generation.receive(delta, now)
 
     def _fail(self, failure: EngineFailed) -> None:

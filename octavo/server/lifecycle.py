@@ -19,6 +19,7 @@ import uvloop
 
 from octavo import __version__
 from octavo.config import EngineConfig, ServerConfig
+from octavo.engine.admission import Admission
 from octavo.engine.client import EngineClient
 from octavo.engine.launch import EngineProcess
 from octavo.engine.metrics import EngineMetrics
@@ -101,7 +102,8 @@ class _Server:
     async def live(self) -> int:
         self._signals = _Signals()
         metrics = EngineMetrics(self._name)
-        self._client = EngineClient(self._process, metrics, self._config.request_timeout)
+        admission = Admission(self._config.max_num_queued_reqs, self._config.max_num_queued_tokens)
+        self._client = EngineClient(self._process, metrics, admission, self._config.request_timeout)
         self._service = Service(self._name, metrics, self._config.max_request_choices)
         try:
             http = _HttpServer(self._http_config())
@@ -202,9 +204,20 @@ class _Server:
             f"  engine: {stages}; beside it: tokenizer {tokenizer_s:.2f} s\n"
             f"  {info.dtype}; {cache if info.num_blocks else ''}context {info.max_model_len}; "
             f"{info.provider} kernels on {info.num_threads} threads\n"
+            f"{_forms(model)}"
             f"Try: {_curl(url, model)}",
             flush=True,
         )
+
+
+def _forms(model: ServedModel) -> str:
+    """A line on how the model's messages are taken apart, if they are."""
+    known = []
+    if model.tool_format is not None:
+        known.append(f"tool calls as {model.tool_format.name} writes them")
+    if model.reasoning_format is not None:
+        known.append(f"reasoning as {model.reasoning_format.name} writes it")
+    return f"  reads {' and '.join(known)}\n" if known else ""
 
 
 def _curl(url: str, model: ServedModel) -> str:

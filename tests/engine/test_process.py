@@ -9,6 +9,7 @@ import zmq
 from octavo.config import EngineConfig
 from octavo.core.scheduler import SchedulerStats
 from octavo.core.step import RequestDelta
+from octavo.engine.admission import Admission
 from octavo.engine.client import EngineClient
 from octavo.engine.launch import EngineProcess
 from octavo.engine.messages import AbortRequests, AddRequest, FinishRequest, FromEngine, StepResult, ToEngine
@@ -150,7 +151,7 @@ def test_sending_to_a_reader_that_never_reads_does_not_block(tmp_path: Path) -> 
 async def test_a_client_follows_ends_and_loses_its_requests(tmp_path: Path) -> None:
     folder = str(make_tokenizer_folder(tmp_path))
     process = EngineProcess(EngineConfig(model=folder), ENGINE_COMMAND)
-    client = EngineClient(process, EngineMetrics("scripted"))
+    client = EngineClient(process, EngineMetrics("scripted"), Admission(1000, 1_000_000))
     try:
         assert (await client.wait_ready()).vocab_size == 300
 
