@@ -136,3 +136,12 @@ def test_a_forced_call_that_is_cut_says_length(smollm2: httpx.Client) -> None:
     ((name, arguments),) = answer["tool_calls"]
     assert name == "get_weather"
     assert arguments.startswith("{")
+
+
+def test_a_schema_that_can_not_be_compiled_is_refused(smollm2: httpx.Client) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "strin"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    response = smollm2.post(PATH, json=ASK | {"tools": tools, "tool_choice": "required"})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools"
+    assert "strin" in response.json()["error"]["message"]

@@ -51,13 +51,18 @@ def start(folder: Path, form: str) -> RunningServer:
 
 
 @pytest.fixture(scope="module")
-def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, httpx.Client]]:
-    """A client of a server for each form; they start side by side."""
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RunningServer]]:
+    """One for each form; they start side by side."""
     with ExitStack() as stack:
         servers = {form: stack.enter_context(start(tmp_path_factory.mktemp(form), form)) for form in TRACES}
+        yield {form: server.wait_ready() for form, server in servers.items()}
+
+
+@pytest.fixture(scope="module")
+def families(servers: dict[str, RunningServer]) -> Iterator[dict[str, httpx.Client]]:
+    with ExitStack() as stack:
         yield {
-            form: stack.enter_context(httpx.Client(base_url=server.wait_ready().url, timeout=30))
-            for form, server in servers.items()
+            form: stack.enter_context(httpx.Client(base_url=server.url, timeout=30)) for form, server in servers.items()
         }
 
 
@@ -110,6 +115,11 @@ def both(http: httpx.Client, text: str, **fields: Any) -> dict[str, Any]:
     answer = whole(http.post(PATH, json=body).json())
     assert streamed(chunks_of(http, PATH, **body)) == answer
     return answer
+
+
+def test_the_start_says_which_forms_were_found(servers: dict[str, RunningServer]) -> None:
+    assert "  reads tool calls as hermes writes them and reasoning as qwen3 writes it" in servers["hermes"].lines
+    assert "  reads tool calls as mistral writes them" in servers["mistral"].lines
 
 
 @pytest.mark.parametrize("form", TRACES)
