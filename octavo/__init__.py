@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         UnknownArchitectureError,
     )
     from octavo.llm import LLM, EmbeddingOutput, RequestOutput
-    from octavo.sampling_params import SamplingParams
+    from octavo.sampling_params import SamplingParams, StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -38,6 +38,7 @@ __all__ = [
     "RequestTimeoutError",
     "SamplingParams",
     "ServerConfig",
+    "StructuredOutputs",
     "UnknownArchitectureError",
     "__version__",
 ]
@@ -49,6 +50,7 @@ _MODULES = {
     "EngineConfig": "octavo.config",
     "ServerConfig": "octavo.config",
     "SamplingParams": "octavo.sampling_params",
+    "StructuredOutputs": "octavo.sampling_params",
 }
 
 

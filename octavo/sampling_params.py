@@ -68,7 +68,7 @@ class StructuredOutputs:
 
 
 def _check_structure(name: str, value: object) -> None:
-    texts = value if name == "choice" and isinstance(value, tuple) else [value]
+    texts = [value] if name != "choice" else value if isinstance(value, tuple) else ()
     if not texts or not all(isinstance(text, str) for text in texts):
         raise InvalidRequestError(f"structured_outputs has no text in {name}.", param="structured_outputs")
     num_characters = sum(map(len, texts))
