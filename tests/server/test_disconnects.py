@@ -11,7 +11,7 @@ ENDLESS = {"prompt": "<slow>without end", "max_tokens": 400}
 
 
 def num_aborted(http: httpx.Client) -> float:
-    return scrape(http)["vllm:request_success_total[abort]"]
+    return scrape_idle(http)["vllm:request_success_total[abort]"]
 
 
 def wait_running(http: httpx.Client, count: int) -> None:
