@@ -5,10 +5,11 @@ Handlers check everything before they answer; what they share lies in `service.p
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 
 from octavo import __version__
 from octavo.errors import InvalidRequestError
@@ -20,6 +21,7 @@ from octavo.server.errors import install_error_handlers, model_not_found
 from octavo.server.formats import ChatFormat, Format, TextFormat
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.openapi import install_openapi
+from octavo.server.plain_answers import Detokenized, ModelCard, ModelList, Tokenized, Version
 from octavo.server.schema import (
     ApiRequest,
     ChatCompletionRequest,
@@ -112,14 +114,14 @@ async def create_embeddings(body: EmbeddingRequest, model: TheModel, service: Th
 
 @router.get("/v1/models")
 async def list_models(model: TheModel) -> Response:
-    return JSONResponse({"object": "list", "data": [_model_card(model)]})
+    return _json(ModelList(data=[_model_card(model)]))
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(name: str, model: TheModel) -> Response:
     if name != model.name:
         raise model_not_found(name, model.name)
-    return JSONResponse(_model_card(model))
+    return _json(_model_card(model))
 
 
 @router.post("/tokenize")
@@ -132,13 +134,8 @@ async def tokenize(body: TokenizeRequest, model: TheModel) -> Response:
     else:
         token_ids = (await model.text_prompt(body.prompt, body.add_special_tokens is not False)).token_ids
     texts = [model.tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
-    content = {
-        "count": len(token_ids),
-        "max_model_len": model.info.max_model_len,
-        "tokens": token_ids,
-        "token_strs": texts,
-    }
-    return JSONResponse(content, headers=_text_headers(headers))
+    answer = Tokenized(count=len(token_ids), max_model_len=model.info.max_model_len, tokens=token_ids, token_strs=texts)
+    return _json(answer, headers)
 
 
 @router.post("/detokenize")
@@ -150,12 +147,12 @@ async def detokenize(body: DetokenizeRequest, model: TheModel) -> Response:
                 f"Token id {token_id} is outside the vocabulary: ids go from 0 to {model.info.vocab_size - 1}.",
                 param="tokens",
             )
-    return JSONResponse({"prompt": model.decode(body.tokens)}, headers=_text_headers(headers))
+    return _json(Detokenized(model.decode(body.tokens)), headers)
 
 
 @router.get("/version")
 async def version() -> Response:
-    return JSONResponse({"version": __version__})
+    return _json(Version(__version__))
 
 
 @router.get("/metrics")
@@ -182,8 +179,9 @@ def _check_fields(body: ApiRequest, model: ServedModel) -> list[tuple[bytes, byt
     return headers
 
 
-def _text_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    return {name.decode(): value.decode() for name, value in headers}
+def _json(content: msgspec.Struct, headers: Sequence[tuple[bytes, bytes]] = ()) -> Response:
+    text_headers = {name.decode(): value.decode() for name, value in headers}
+    return Response(msgspec.json.encode(content), headers=text_headers, media_type="application/json")
 
 
 async def _text_prompts(
@@ -247,13 +245,5 @@ def _generation(
     return GenerationResponse(model, job, service)
 
 
-def _model_card(model: ServedModel) -> dict[str, object]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "octavo",
-        "root": model.root,
-        "parent": None,
-        "max_model_len": model.info.max_model_len,
-    }
+def _model_card(model: ServedModel) -> ModelCard:
+    return ModelCard(id=model.name, created=int(time.time()), root=model.root, max_model_len=model.info.max_model_len)
