@@ -20,6 +20,7 @@ __all__ = ["RunningServer", "make_tokenizer_folder", "scripted"]
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 60
 CHAT_TEMPLATE = (
+    "{% if messages[0]['role'] == 'nobody' %}{{ raise_exception('Nobody may not speak.') }}{% endif %}"
     "{% for message in messages %}{{ '<s>' + message['role'] + '\n' + message['content'] + '</s>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}"
 )

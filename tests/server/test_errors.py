@@ -200,6 +200,13 @@ def test_a_long_prompt_is_tokenised_all_the_same(http: httpx.Client) -> None:
     assert response.json()["count"] == 20_000
 
 
+def test_what_the_chat_template_says_is_passed_on(http: httpx.Client) -> None:
+    response = http.post(CHAT, json={"messages": [{"role": "nobody", "content": "x"}]})
+    assert response.status_code == 400
+    assert "Nobody may not speak." in error_of(response)["message"]
+    assert error_of(response)["param"] == "messages"
+
+
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(model="gpt-4", prompt="x")
