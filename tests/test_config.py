@@ -231,5 +231,5 @@ def test_a_decoder_pools_when_told_or_when_its_files_say_so() -> None:
 
 def test_a_decoder_that_pools_anything_but_its_last_token_is_refused() -> None:
     mean = facts(model=dataclasses.replace(LLAMA_2_7B, pooling=PoolingConfig(mode="mean")))
-    with pytest.raises(ConfigError, match="mean pooling.*last token only"):
+    with pytest.raises(ConfigError, match=r"mean pooling.*last token only"):
         resolve(EngineConfig(model="m"), mean)

@@ -1,6 +1,7 @@
 """BERT against transformers, packed and alone, through ops only, from checkpoints of every naming."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def hidden_states(
         kv_caches=[],
     )
     with torch.inference_mode():
-        states = model(torch.tensor(sum(token_ids, []), dtype=torch.int32), ctx)
+        states = model(torch.tensor(list(chain.from_iterable(token_ids)), dtype=torch.int32), ctx)
     return list(states.split(sizes))
 
 
