@@ -1,5 +1,7 @@
 """A client that goes away takes its request with it."""
 
+import socket
+
 import httpx
 import pytest
 
@@ -54,3 +56,16 @@ def test_others_go_on(http: httpx.Client, server: RunningServer) -> None:
         with httpx.Client(base_url=server.url) as other:
             answer = other.post(TEXT, json={"prompt": "<say>unharmed"}).json()
     assert answer["choices"][0]["text"] == "unharmed"
+
+
+@pytest.mark.parametrize("sent", [b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nContent-Le", b"", None])
+def test_leaving_before_the_request_is_whole_leaves_no_trace(
+    server: RunningServer, http: httpx.Client, sent: bytes | None
+) -> None:
+    before = scrape_idle(http)["vllm:num_requests_total"]
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head + b'{"prompt": "' if sent is None else sent)
+    assert http.post(TEXT, json={"prompt": "<say>x"}).json()["choices"][0]["text"] == "x"
+    assert scrape_idle(http)["vllm:num_requests_total"] == before + 1
