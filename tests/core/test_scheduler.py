@@ -52,6 +52,31 @@ def test_running_requests_keep_their_token_a_step_while_a_long_prompt_is_read() 
     driver.check_all_exact()
 
 
+def test_a_request_that_is_not_ready_lets_those_behind_it_go_first() -> None:
+    driver = SchedulerDriver(max_num_seqs=2)
+    first, *others = [driver.add(prompt(3, index), max_tokens=3) for index in range(4)]
+    first.is_ready = False
+    driver.run(until=lambda: all(request.finish_reason for request in others))
+    assert driver.scheduler.stats().num_waiting == 1
+    driver.scheduler.make_ready(first.request_id)
+    driver.run()
+    admitted = [new.request_id for step in driver.executor.steps for new in step.new_requests]
+    assert admitted == [request.request_id for request in [*others, first]]
+    driver.check_all_exact()
+
+
+def test_a_request_that_fails_before_it_was_scheduled_is_over() -> None:
+    driver = SchedulerDriver()
+    request = driver.add(prompt(3), max_tokens=3)
+    request.is_ready = False
+    (delta,) = driver.scheduler.fail(request.request_id, "no grammar")
+    assert (delta.finish_reason, delta.error) == ("error", "no grammar")
+    assert driver.scheduler.fail(request.request_id, "again") == []
+    driver.scheduler.make_ready(request.request_id)
+    driver.scheduler.check()
+    assert not driver.scheduler.has_unfinished_requests
+
+
 def test_requests_are_admitted_in_order_of_arrival() -> None:
     driver = SchedulerDriver(max_num_seqs=2)
     requests = [driver.add(prompt(3, index), max_tokens=2 + index) for index in range(5)]

@@ -198,3 +198,30 @@ def test_a_request_that_rules_out_every_token_fails_alone(temperature: float) ->
     assert list(sampled.failed) == [0]
     assert "No token is left" in sampled.failed[0]
     assert sampled.token_ids[1] == logits[1].argmax()
+
+
+def _mask(*token_ids: int) -> bytes:
+    return sum(1 << token_id for token_id in token_ids).to_bytes((VOCAB + 7) // 8 + 4, "little")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5.0])
+def test_a_mask_rules_out_all_other_tokens_of_its_row_only(temperature: float) -> None:
+    params = [SamplingParams(temperature=temperature, seed=1)] * 3
+    logits = _logits(3, 5)
+    for position in range(20):
+        positions = _positions(3, position)
+        free = _sampler(params).sample(logits.copy(), [0, 1, 2], positions).token_ids
+        masked = _sampler(params).sample(logits.copy(), [0, 1, 2], positions, {1: _mask(3, 9, 17)}).token_ids
+        assert masked[1] in (3, 9, 17)
+        assert masked[[0, 2]].tolist() == free[[0, 2]].tolist()
+
+
+def test_a_mask_of_end_tokens_alone_goes_before_min_tokens() -> None:
+    sampler = _sampler([SamplingParams(min_tokens=90, max_tokens=100)], stop=(3, 4))
+    assert sampler.sample(_logits(1, 5), [0], _positions(1), {0: _mask(4)}).token_ids.tolist() == [4]
+    assert sampler.sample(_logits(1, 5), [0], _positions(1), {0: _mask(4, 6)}).token_ids.tolist() == [6]
+
+
+def test_a_mask_that_contradicts_the_allowed_tokens_fails_the_row() -> None:
+    sampler = _sampler([SamplingParams(allowed_token_ids=(5,))])
+    assert list(sampler.sample(_logits(1, 5), [0], _positions(1), {0: _mask(6)}).failed) == [0]
