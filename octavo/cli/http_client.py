@@ -74,10 +74,17 @@ class HttpClient:
 
     async def get(self, path: str) -> bytes:
         """The body of the answer to a GET. Raises ServerError."""
-        async with aclosing(self._request("GET", path, b"")) as answers:
+        return await self._whole("GET", path, b"")
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """The body of the answer to a POST of `body` as JSON. Raises ServerError."""
+        return await self._whole("POST", path, msgspec.json.encode(body))
+
+    async def _whole(self, method: str, path: str, body: bytes) -> bytes:
+        async with aclosing(self._request(method, path, body)) as answers:
             async for answer in answers:
-                body = bytes(answer.body)
-        return body
+                content = bytes(answer.body)
+        return content
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
         """POST `body` as JSON and yield the data of each server-sent event up to [DONE]. Raises ServerError."""
