@@ -69,8 +69,9 @@ class GrammarChecker:
             self._process.kill()
 
     async def _ask(self, structure: StructuredOutputs) -> str:
-        process = self._process or await self._start_process()
-        self._process = None  # unless it answers
+        process, self._process = self._process, None  # unless it answers
+        if process is None or process.returncode is not None:
+            process = await self._start_process()
         try:
             answer = await _exchange(process, msgspec.msgpack.encode(structure))
         except (asyncio.IncompleteReadError, ConnectionError):

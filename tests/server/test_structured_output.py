@@ -163,6 +163,23 @@ def test_a_hostile_structure_harms_nobody(http: httpx.Client, server: RunningSer
     assert engine_of(server) == engine
 
 
+def test_a_checker_that_died_is_started_anew(http: httpx.Client, server: RunningServer) -> None:
+    assert text_of(ask(http, structured_outputs={"choice": ["before"]})) == "before"
+    children = psutil.Process(server.process.pid).children()
+    (checker,) = (child for child in children if "octavo.server.grammar_check" in child.cmdline())
+    checker.kill()
+    psutil.wait_procs([checker])
+    assert text_of(ask(http, structured_outputs={"choice": ["after"]})) == "after"
+
+
+def test_a_grammar_that_fails_in_a_stream_ends_it_with_an_error(http: httpx.Client) -> None:
+    response = ask(http, structured_outputs=REFUSED["a regex that grows late"], stream=True)
+    assert response.status_code == 200
+    *_, error, done = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert json.loads(error)["error"]["type"] == "invalid_request_error"
+    assert done == "[DONE]"
+
+
 def test_the_corpus_has_fifty() -> None:
     assert len(REFUSED) + len(EITHER) >= 50
 
