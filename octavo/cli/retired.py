@@ -22,8 +22,8 @@ class Retired:
     note: str
     accepts: tuple[str, ...] | None = None
     """None: any value is accepted, with the note. Otherwise these are, silently, and any other is refused with it."""
-    means: tuple[str, ...] = ()
-    """Values that stand for --runner pooling, which is said in a line."""
+    pooling: tuple[str, ...] = ()
+    """Values that mean --runner pooling, which is set and said in a line."""
 
 
 def _ignored(names: str, note: str, nargs: int | str | None = None) -> Retired:
@@ -45,7 +45,7 @@ def _refused_flag(names: str, note: str) -> Retired:
 NO_COMPILER = "nothing is compiled at run time, so this has no effect; --enforce-eager turns step capture off."
 NO_LORA = "LoRA adapters are not supported yet."
 NO_SPECULATION = "speculative decoding is not supported yet."
-NO_TASK = "models generate text or embed; --runner says which."
+NO_TASK = "models generate text or embed: see --runner, whose pooling is set by embed here."
 ONE_DEVICE = "only one device is supported yet; leave it out."
 ONE_HOST = "everything runs in one engine process on this host, so this has no effect."
 CHUNKED = "prompts are always read in chunks that fit --max-num-batched-tokens; this has no effect."
@@ -91,8 +91,8 @@ RETIRED: tuple[Retired, ...] = (
     # Accepted where they ask for what happens anyway
     _refused("--metrics-backend", "metrics are in Prometheus's format only, at /metrics.", "prometheus"),
     _refused("--device", "only the CPU is supported yet.", "auto", "cpu"),
-    Retired("--task", None, NO_TASK, ("auto", "generate"), means=("embed", "embedding")),
-    Retired("--convert", None, NO_TASK, ("auto", "none"), means=("embed",)),
+    Retired("--task", None, NO_TASK, ("auto", "generate"), pooling=("embed", "embedding")),
+    Retired("--convert", None, NO_TASK, ("auto", "none"), pooling=("embed",)),
     _refused("--model-impl", "models are octavo's own files only.", "auto", "vllm"),
     _refused("--load-format", "the format is read from the files: safetensors or GGUF.", "auto", "safetensors", "gguf"),
     _refused("--config-format", "the format is read from the files.", "auto", "hf"),
@@ -145,7 +145,7 @@ class _RetiredAction(argparse.Action):
     ) -> None:
         values = values if isinstance(values, list) else [values]
         given = " ".join([option or "", *values])
-        if values and values[0] in self.row.means:
+        if values and values[0] in self.row.pooling:
             namespace.runner = "pooling"
             print(f"{parser.prog}: {given}: replaced by --runner pooling.", file=sys.stderr)
         elif self.row.accepts is None:
