@@ -109,7 +109,7 @@ async def completions(body: CompletionRequest, model: TheModel, service: TheServ
 @router.post("/v1/embeddings")
 async def create_embeddings(body: EmbeddingRequest, model: TheModel, service: TheService) -> Response:
     headers = _check_fields(body, model)
-    return EmbeddingResponse(model, await embeddings.prepare(body, model, headers), service)
+    return EmbeddingResponse(model, await embeddings.prepare(body, model, service, headers), service)
 
 
 @router.get("/v1/models")

@@ -24,7 +24,6 @@ from octavo.server.stream import abort_on_disconnect
 
 __all__ = ["EmbeddingJob", "EmbeddingRequest", "EmbeddingResponse", "prepare"]
 
-MAX_INPUTS = 2048  # OpenAI's limit
 _encode = msgspec.json.Encoder().encode
 
 
@@ -38,16 +37,16 @@ class EmbeddingRequest(ApiRequest):
     priority: WireInt | None = None
     cache_salt: str | None = None
 
-    def inputs(self) -> list[str | list[int]]:
-        """One entry a text, whichever of four forms the request has."""
+    def inputs(self, most: int) -> list[str | list[int]]:
+        """One entry a text, whichever of four forms the request has. Raises InvalidRequestError for more than `most`."""
         given = self.input
         if isinstance(given, str):
             return [given]
         if not given:
             raise InvalidRequestError("The input is empty: it must hold at least one text.", param="input")
-        if len(given) > MAX_INPUTS and not isinstance(given[0], int):
+        if len(given) > most and not isinstance(given[0], int):
             raise InvalidRequestError(
-                f"input must have at most {MAX_INPUTS} texts, got {len(given)}. Send them in several requests.",
+                f"input must have at most {most} texts, got {len(given)}; --max-request-choices sets the limit.",
                 param="input",
             )
         return [given] if isinstance(given[0], int) else list(given)
@@ -86,10 +85,12 @@ class EmbeddingJob:
     headers: list[tuple[bytes, bytes]]
 
 
-async def prepare(body: EmbeddingRequest, model: ServedModel, headers: list[tuple[bytes, bytes]]) -> EmbeddingJob:
+async def prepare(
+    body: EmbeddingRequest, model: ServedModel, service: Service, headers: list[tuple[bytes, bytes]]
+) -> EmbeddingJob:
     """Raises InvalidRequestError for what can't be served."""
     check_dimensions(body.dimensions, model.info)
-    prompts = await _token_ids(body, model)
+    prompts = await _token_ids(body, body.inputs(service.max_request_choices), model)
     for prompt in prompts:
         model.limits.check_input(prompt)
     return EmbeddingJob(
@@ -102,8 +103,8 @@ async def prepare(body: EmbeddingRequest, model: ServedModel, headers: list[tupl
     )
 
 
-async def _token_ids(body: EmbeddingRequest, model: ServedModel) -> list[list[int]]:
-    inputs, most = body.inputs(), cut_off(body.truncate_prompt_tokens, model.info.max_model_len)
+async def _token_ids(body: EmbeddingRequest, inputs: list[str | list[int]], model: ServedModel) -> list[list[int]]:
+    most = cut_off(body.truncate_prompt_tokens, model.info.max_model_len)
     adds_special = body.add_special_tokens is not False
 
     def encode(text: str | list[int]) -> list[int]:

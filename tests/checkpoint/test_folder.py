@@ -158,7 +158,9 @@ def test_what_cannot_be_right_in_config_json_is_named(tmp_path: Path, keys: dict
 
 
 def test_an_unknown_model_type_is_named_with_those_that_are_known(tmp_path: Path) -> None:
-    with pytest.raises(UnknownArchitectureError, match="'gpt_neox' is not supported; known: bert, llama, mistral, qwen2"):
+    with pytest.raises(
+        UnknownArchitectureError, match="'gpt_neox' is not supported; known: bert, llama, mistral, qwen2"
+    ):
         parse(tmp_path, OLD | {"model_type": "gpt_neox"})
 
 
