@@ -38,7 +38,7 @@ class EmbeddingRequest(ApiRequest):
     cache_salt: str | None = None
 
     def inputs(self, most: int) -> list[str | list[int]]:
-        """One entry a text, whichever of four forms the request has. Raises InvalidRequestError for more than `most`."""
+        """One entry a text, of which there may be `most`, whichever of four forms the request has."""
         given = self.input
         if isinstance(given, str):
             return [given]
