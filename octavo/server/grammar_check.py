@@ -57,12 +57,9 @@ class GrammarChecker:
         if structure not in self._answers:
             async with self._asking:
                 if structure not in self._answers:
-                    self._answers[structure] = await self._ask(structure)
+                    return await self._ask(structure)
         self._answers.move_to_end(structure)
-        problem = self._answers[structure]
-        if len(self._answers) > NUM_REMEMBERED:
-            self._answers.popitem(last=False)
-        return problem
+        return self._answers[structure]
 
     def close(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -80,11 +77,17 @@ class GrammarChecker:
             process.kill()  # its answer would be taken for the next one's
             raise
         self._process = process
+        self._answers[structure] = answer
+        if len(self._answers) > NUM_REMEMBERED:
+            self._answers.popitem(last=False)
         return answer
 
     async def _start_process(self) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, stdin=pipe, stdout=pipe)
+        # In a session of its own the terminal's Ctrl-C does not reach it.
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", __name__, stdin=pipe, stdout=pipe, start_new_session=True
+        )
         assert process.stdin is not None
         message = msgspec.msgpack.encode(self._start)
         process.stdin.write(_LENGTH.pack(len(message)) + message)

@@ -35,9 +35,7 @@ JSON_OPTIONS: dict[str, Any] = {
     "lenient": False,
 }
 """All that "x-guidance" in a schema could set: the output is JSON that the schema accepts, whatever it says."""
-KNOWN_FORMATS = frozenset(
-    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"]
-)
+KNOWN_FORMATS = frozenset(["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"])
 MAX_MESSAGE_CHARACTERS = 500
 DATA_KEYWORDS = frozenset(["const", "default", "enum", "example", "examples"])
 """Keywords of a schema whose values are data, not schemas."""
@@ -111,16 +109,17 @@ class _Vocabulary:
         self.bos_token_id = tokenizer.bos_token_id
         named = (token_id for token_id in range(vocab_size) if tokenizer.is_special(token_id))
         self.special_token_ids = sorted({*named, *eos_token_ids})
-        self._ids = {text: token_id for token_id, text in reversed(list(enumerate(self.tokens)))}
-        for token_id in self.special_token_ids:
-            self._ids.pop(self.tokens[token_id], None)
+        special = frozenset(self.special_token_ids)
+        self._ordinary = {token_id: text for token_id, text in enumerate(self.tokens) if token_id not in special}
+        # Of a byte and a letter with the same bytes the letter comes later.
+        self._ids = {text: token_id for token_id, text in self._ordinary.items()}
         self._longest = max(map(len, self._ids))
 
     def __call__(self, text: str) -> list[int]:
         """Tokens whose bytes are exactly the text's: where the tokenizer puts a space before it, or reads a special
         token in it, the longest tokens that match."""
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-        if b"".join(self.tokens[i] if self._ids.get(self.tokens[i]) == i else b"" for i in token_ids) == text.encode():
+        if b"".join(self._ordinary.get(token_id, b"") for token_id in token_ids) == text.encode():
             return token_ids
         return self._longest_matches(text.encode())
 
@@ -172,27 +171,26 @@ class Matcher:
         self._matcher = matcher
         self._eos_mask = eos_mask
         self._cpu_left_s = FREE_CPU_S
-        self.mask = eos_mask
         self._check()
-        self._fill()
+        self.mask = self._next_mask()
 
     def accept(self, token_id: int) -> None:
         """Go on by a token that `mask` allows. Raises InvalidRequestError for a grammar that turns out too complex."""
+        start_s = time.thread_time()
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token_id)
             self._check()
-        self._fill()
-
-    def _fill(self) -> None:
-        if self._matcher.is_stopped():
-            self.mask = self._eos_mask
-            return
-        start_s = time.thread_time()
-        self.mask = self._matcher.compute_bitmask()
-        self._check()
+        self.mask = self._next_mask()
         self._cpu_left_s += CPU_S_A_TOKEN - (time.thread_time() - start_s)
         if self._cpu_left_s < 0:
             raise _refusal("following it takes too long; make it less ambiguous.")
+
+    def _next_mask(self) -> TokenMask:
+        if self._matcher.is_stopped():
+            return self._eos_mask
+        mask = self._matcher.compute_bitmask()
+        self._check()
+        return mask
 
     def _check(self) -> None:
         if self._matcher.is_error():
