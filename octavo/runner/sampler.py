@@ -32,6 +32,10 @@ NOTHING_LEFT = (
 
 NO_MASKS: Mapping[int, TokenMask] = {}
 
+BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+BIAS_OF_BYTE = np.where(BITS_OF_BYTE, np.float32(0), np.float32(-np.inf))  # [256, 8], float32
+"""What eight bits of a mask add to their tokens' logits: a table is several times as fast as a selection."""
+
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 
@@ -178,8 +182,7 @@ def _process(logits: Float32Array, state: _Row, position: int, mask: TokenMask |
 
 def _forbid(logits: Float32Array, mask: TokenMask) -> None:
     """Rule out what the mask does not allow, in one row [V]."""
-    forbidden = np.unpackbits(~np.frombuffer(mask, np.uint8), count=len(logits), bitorder="little")
-    np.copyto(logits, -np.inf, where=forbidden.view(np.bool_))
+    logits += BIAS_OF_BYTE.take(np.frombuffer(mask, np.uint8), axis=0).reshape(-1)[: len(logits)]
 
 
 def _penalise(
