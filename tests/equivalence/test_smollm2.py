@@ -8,9 +8,9 @@ import pytest
 from octavo import LLM, RequestOutput, SamplingParams
 from tests.smollm2 import PROMPTS, gguf_path
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=64, logprobs=2)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=32, logprobs=2)
 SHORT = SamplingParams(temperature=0.0, max_tokens=16, logprobs=2)
-SEEDED = [SamplingParams(temperature=0.9, top_p=0.95, seed=i, max_tokens=64, logprobs=0) for i in range(len(PROMPTS))]
+SEEDED = [SamplingParams(temperature=0.9, top_p=0.95, seed=i, max_tokens=24, logprobs=0) for i in range(len(PROMPTS))]
 
 
 def load(**options: Any) -> LLM:
@@ -46,7 +46,7 @@ def test_tokens_and_logprobs_do_not_depend_on_chunks_cache_or_company(
 
 
 def test_tokens_and_logprobs_survive_preemption(expected: list[tuple[object, ...]]) -> None:
-    llm = load(kv_cache_memory_bytes=24 * 16 * 23_040)  # 24 blocks for up to 20 x 6
+    llm = load(kv_cache_memory_bytes=24 * 16 * 23_040)  # 24 blocks for up to 20 x 4
     assert llm.info.num_blocks == 24
     assert generate(llm, GREEDY) == expected
     assert llm.engine.stats().num_preemptions > 0
