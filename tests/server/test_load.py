@@ -85,7 +85,8 @@ async def test_two_hundred_clients_disturb_nobody(tokenizer_folder: Path) -> Non
 
 @pytest.mark.slow
 async def test_two_thousand_clients_disturb_nobody(tokenizer_folder: Path) -> None:
-    with scripted(tokenizer_folder, *OPTIONS).wait_ready() as server:
+    queue = ["--max-num-queued-reqs", "2000"]
+    with scripted(tokenizer_folder, *OPTIONS, *queue).wait_ready() as server:
         await check_crowd(server, num_clients=2000, max_characters=400, num_compared=200)
 
 
