@@ -65,6 +65,8 @@ class LLMEngine:
             raise InvalidRequestError("This engine embeds texts (--runner pooling); it does not generate.")
         params = request.sampling_params
         self.limits.check(request.prompt_token_ids, params)
+        structure = params.structured_outputs
+        is_ready = structure is None or self.grammars.open(request.request_id, structure)
         self.scheduler.add_request(
             Request(
                 request.request_id,
@@ -78,10 +80,8 @@ class LLMEngine:
                 priority=request.priority,
                 cache_salt=request.cache_salt,
             ),
-            is_ready=params.structured_outputs is None,
+            is_ready=is_ready,
         )
-        if params.structured_outputs is not None:
-            self.grammars.open(request.request_id, params.structured_outputs)
 
     def add_pooling(self, request: AddPooling) -> None:
         """Queue a text to embed. Raises InvalidRequestError for one that can never be served."""
