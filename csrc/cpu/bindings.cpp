@@ -1,11 +1,10 @@
 // octavo.kernels._cpu: raw pointers and sizes in, nothing out. Shapes and dtypes are checked by octavo/kernels/cpu.py;
-// here it is checked that no index leads outside its tensor, which is an IndexError. The GIL is released while an op
+// here it is required that no index leads outside its tensor, else IndexError. The GIL is released while an op
 // runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <string>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -13,6 +12,7 @@
 
 #include "isa.h"
 #include "ops.h"
+#include "replay.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -23,43 +23,6 @@ namespace {
 template <class T>
 T* pointer(uintptr_t address) {
     return reinterpret_cast<T*>(address);
-}
-
-void check_indices(const char* name, const int32_t* values, int64_t count, int64_t limit) {
-    bool bad = false;
-    for (int64_t i = 0; i < count; ++i) bad |= values[i] < 0 || values[i] >= limit;
-    if (!bad) return;
-    for (int64_t i = 0; i < count; ++i)
-        if (values[i] < 0 || values[i] >= limit) {
-            const std::string message = std::string(name) + "[" + std::to_string(i) + "] is " +
-                                        std::to_string(values[i]) + ", outside [0, " + std::to_string(limit) + ")";
-            throw nb::index_error(message.c_str());
-        }
-}
-
-void check_starts(const char* name, const int32_t* starts, int64_t num_requests, int64_t num_tokens) {
-    bool bad = starts[0] != 0 || starts[num_requests] != num_tokens;
-    for (int64_t r = 0; r < num_requests; ++r) bad |= starts[r] > starts[r + 1];
-    if (bad) throw nb::index_error((std::string(name) + " must run from 0 to the number of tokens").c_str());
-}
-
-void check_attention(const AttentionArgs& a, int64_t num_tokens) {
-    if (a.query_start[0] != 0 || a.query_start[a.num_requests] != num_tokens)
-        throw nb::index_error("query_start must run from 0 to the number of tokens");
-    for (int64_t r = 0; r < a.num_requests; ++r) {
-        const int64_t num_queries = a.query_start[r + 1] - a.query_start[r], seq_len = a.seq_lens[r];
-        if (num_queries < 0 || num_queries > seq_len || seq_len > a.max_blocks * a.cache.block_size)
-            throw nb::index_error(("request " + std::to_string(r) + " has " + std::to_string(num_queries) +
-                                   " queries, seq_len " + std::to_string(seq_len) + " and a block table for " +
-                                   std::to_string(a.max_blocks * a.cache.block_size) + " tokens")
-                                      .c_str());
-        if (num_queries == 0) continue;
-        const int64_t first_position = seq_len - num_queries;
-        const int64_t first_seen = a.window > 0 && first_position >= a.window ? first_position - a.window + 1 : 0;
-        const int64_t first_block = first_seen / a.cache.block_size;
-        check_indices("block_table", a.block_table + r * a.max_blocks + first_block,
-                      (seq_len - 1) / a.cache.block_size - first_block + 1, a.cache.num_blocks);
-    }
 }
 
 // Weights are streamed whole for every step: huge pages spare the address translation. Best effort.
@@ -87,7 +50,7 @@ void bind_embedding(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_
                                 num_rows,
                                 num_cols,
                                 DType(dtype)};
-    check_indices("token_ids", args.token_ids, num_tokens, num_rows);
+    require(IndexCheck{"token_ids", args.token_ids, num_tokens, num_rows});
     nb::gil_scoped_release release;
     embedding(args);
 }
@@ -109,7 +72,7 @@ void bind_embedding_int8(uintptr_t token_ids, uintptr_t packed, uintptr_t out, i
                          int64_t num_cols) {
     const EmbeddingArgs args = {pointer<int32_t>(token_ids), pointer<void>(packed), pointer<float>(out), num_tokens,
                                 num_rows,                    num_cols,              DType::f32};
-    check_indices("token_ids", args.token_ids, num_tokens, num_rows);
+    require(IndexCheck{"token_ids", args.token_ids, num_tokens, num_rows});
     nb::gil_scoped_release release;
     embedding_int8(args);
 }
@@ -144,7 +107,7 @@ void bind_mean_rows(uintptr_t x, uintptr_t row_start, uintptr_t out, int64_t num
                     int64_t hidden_size, int dtype) {
     const MeanRowsArgs args = {pointer<void>(x), pointer<int32_t>(row_start), pointer<float>(out), num_requests,
                                hidden_size,      DType(dtype)};
-    check_starts("row_start", args.row_start, num_requests, num_tokens);
+    require(StartsCheck{"row_start", args.row_start, num_requests, num_tokens});
     nb::gil_scoped_release release;
     mean_rows(args);
 }
@@ -165,7 +128,7 @@ void bind_encoder_attention(uintptr_t qkv, uintptr_t query_start, uintptr_t out,
                                        head_dim,
                                        scale,
                                        DType(dtype)};
-    check_starts("query_start", args.query_start, num_requests, num_tokens);
+    require(StartsCheck{"query_start", args.query_start, num_requests, num_tokens});
     nb::gil_scoped_release release;
     encoder_attention(args);
 }
@@ -178,7 +141,7 @@ void bind_silu_mul(uintptr_t gate_up, uintptr_t out, int64_t num_tokens, int64_t
 void bind_gather_rows(uintptr_t x, uintptr_t indices, uintptr_t out, int64_t num_x_rows, int64_t num_rows,
                       int64_t row_bytes) {
     const GatherRowsArgs args = {pointer<void>(x), pointer<int32_t>(indices), pointer<void>(out), num_rows, row_bytes};
-    check_indices("indices", args.indices, num_rows, num_x_rows);
+    require(IndexCheck{"indices", args.indices, num_rows, num_x_rows});
     nb::gil_scoped_release release;
     gather_rows(args);
 }
@@ -197,8 +160,8 @@ void bind_rope_write_kv(uintptr_t qkv, uintptr_t positions, uintptr_t cos_sin, u
         num_heads,
         max_positions,
         DType(dtype)};
-    check_indices("positions", args.positions, num_tokens, max_positions);
-    check_indices("slot_mapping", args.slot_mapping, num_tokens, num_blocks * block_size);
+    require(IndexCheck{"positions", args.positions, num_tokens, max_positions});
+    require(IndexCheck{"slot_mapping", args.slot_mapping, num_tokens, num_blocks * block_size});
     nb::gil_scoped_release release;
     rope_write_kv(args);
 }
@@ -222,7 +185,8 @@ void bind_paged_attention(uintptr_t q, uintptr_t cache, int64_t num_blocks, int6
     args.scale = scale;
     args.window = window;
     args.dtype = DType(dtype);
-    check_attention(args, num_tokens);
+    require(AttentionCheck{args.block_table, args.query_start, args.seq_lens, num_requests, num_tokens, max_blocks,
+                           num_blocks, block_size, window});
     nb::gil_scoped_release release;
     paged_attention(args);
 }
@@ -263,6 +227,19 @@ NB_MODULE(_cpu, m) {
     m.def("rope_write_kv", &bind_rope_write_kv);
     m.def("paged_attention", &bind_paged_attention);
     m.def("encoder_attention", &bind_encoder_attention);
+    nb::class_<Recording>(m, "Recording", "Ops that are replayed by one call; recorded for the most rows and requests.")
+        .def("__init__", [](Recording* self, int64_t num_rows, int64_t num_requests) {
+            new (self) Recording({num_rows, num_requests});
+        })
+        .def("begin", &Recording::begin, "Ops that this thread calls from now on are recorded, not run.")
+        .def("end", [](Recording&) { Recording::end(); })
+        .def("__len__", &Recording::num_ops)
+        .def(
+            "replay",
+            [](const Recording& self, int64_t num_rows, int64_t num_requests) {
+                self.replay({num_rows, num_requests});
+            },
+            nb::call_guard<nb::gil_scoped_release>(), "Run all ops; IndexError for an index outside its tensor.");
     m.attr("FMA_FLOPS") = 2 * kFmaSteps * kLanes;
     m.def("time_fma", &time_fma, nb::call_guard<nb::gil_scoped_release>(), "Seconds for n times FMA_FLOPS.");
     m.def("time_read", &bind_time_read, "Seconds to read so many bytes (a multiple of 1 MiB) from an address, once.");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "isa.h"
+#include "replay.h"
 #include "thread_pool.h"
 
 namespace octavo {
@@ -78,14 +79,14 @@ void pack(PackArgs args) {
 }
 
 void embedding(EmbeddingArgs args) {
-    OpScope scope;
-    active_table().embedding(args);
+    run(args, +[](OpScope&, EmbeddingArgs a) { active_table().embedding(a); });
 }
 
 void linear(LinearArgs args) {
-    OpScope scope;
-    args.x_f32 = static_cast<float*>(scope.workspace(linear_scratch(args.num_tokens, args.num_cols) * sizeof(float)));
-    active_table().linear(args);
+    run(args, +[](OpScope& scope, LinearArgs a) {
+        a.x_f32 = static_cast<float*>(scope.workspace(linear_scratch(a.num_tokens, a.num_cols) * sizeof(float)));
+        active_table().linear(a);
+    });
 }
 
 void pack_int8(PackInt8Args args) {
@@ -94,55 +95,47 @@ void pack_int8(PackInt8Args args) {
 }
 
 void embedding_int8(EmbeddingArgs args) {
-    OpScope scope;
-    active_table().embedding_int8(args);
+    run(args, +[](OpScope&, EmbeddingArgs a) { active_table().embedding_int8(a); });
 }
 
 void linear_int8(LinearArgs args) {
-    OpScope scope;
-    const int64_t groups = (args.num_cols + kInt8Group - 1) / kInt8Group;
-    args.x_f32 = static_cast<float*>(scope.workspace(args.num_tokens * groups * kInt8GroupBytes));
-    active_table().linear_int8(args);
+    run(args, +[](OpScope& scope, LinearArgs a) {
+        const int64_t groups = (a.num_cols + kInt8Group - 1) / kInt8Group;
+        a.x_f32 = static_cast<float*>(scope.workspace(a.num_tokens * groups * kInt8GroupBytes));
+        active_table().linear_int8(a);
+    });
 }
 
 void rms_norm(RmsNormArgs args) {
-    OpScope scope;
-    active_table().rms_norm(args);
+    run(args, +[](OpScope&, RmsNormArgs a) { active_table().rms_norm(a); });
 }
 
 void add_layer_norm(AddLayerNormArgs args) {
-    OpScope scope;
-    active_table().add_layer_norm(args);
+    run(args, +[](OpScope&, AddLayerNormArgs a) { active_table().add_layer_norm(a); });
 }
 
 void gelu(GeluArgs args) {
-    OpScope scope;
-    active_table().gelu(args);
+    run(args, +[](OpScope&, GeluArgs a) { active_table().gelu(a); });
 }
 
 void mean_rows(MeanRowsArgs args) {
-    OpScope scope;
-    active_table().mean_rows(args);
+    run(args, +[](OpScope&, MeanRowsArgs a) { active_table().mean_rows(a); });
 }
 
 void l2_normalize(L2NormalizeArgs args) {
-    OpScope scope;
-    active_table().l2_normalize(args);
+    run(args, +[](OpScope&, L2NormalizeArgs a) { active_table().l2_normalize(a); });
 }
 
 void silu_mul(SiluMulArgs args) {
-    OpScope scope;
-    active_table().silu_mul(args);
+    run(args, +[](OpScope&, SiluMulArgs a) { active_table().silu_mul(a); });
 }
 
 void gather_rows(GatherRowsArgs args) {
-    OpScope scope;
-    active_table().gather_rows(args);
+    run(args, +[](OpScope&, GatherRowsArgs a) { active_table().gather_rows(a); });
 }
 
 void rope_write_kv(RopeWriteKVArgs args) {
-    OpScope scope;
-    active_table().rope_write_kv(args);
+    run(args, +[](OpScope&, RopeWriteKVArgs a) { active_table().rope_write_kv(a); });
 }
 
 namespace {
@@ -185,13 +178,15 @@ struct ScratchTables {
 }  // namespace
 
 void paged_attention(AttentionArgs args) {
-    OpScope scope;
-    plan_attention(scope, args, 0);
-    active_table().paged_attention(args);
+    run(args, +[](OpScope& scope, AttentionArgs a) {
+        plan_attention(scope, a, 0);
+        active_table().paged_attention(a);
+    });
 }
 
-void encoder_attention(EncoderAttentionArgs a) {
-    OpScope scope;
+namespace {
+
+void attend_within(OpScope& scope, EncoderAttentionArgs a) {
     static ScratchTables tables;
     tables.make(a);
     AttentionArgs args = {};
@@ -215,8 +210,6 @@ void encoder_attention(EncoderAttentionArgs a) {
     active_table().paged_attention(args);
 }
 
-namespace {
-
 template <class Fn>
 double seconds(Fn fn) {
     const auto start = std::chrono::steady_clock::now();
@@ -225,6 +218,8 @@ double seconds(Fn fn) {
 }
 
 }  // namespace
+
+void encoder_attention(EncoderAttentionArgs args) { run(args, &attend_within); }
 
 double time_fma(int64_t num_units) {
     OpScope scope;
