@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from octavo.core.block_pool import BlockPool, hash_block, root_hash
+from octavo.core.eviction import EvictionPolicy
 from octavo.core.request import Request
 
 __all__ = ["BlockTables", "KVCacheManager"]
@@ -24,12 +25,17 @@ class KVCacheManager:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, num_groups: int = 1, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_groups: int = 1,
+        enable_prefix_caching: bool = True,
+        eviction: EvictionPolicy | None = None,
     ) -> None:
         self.block_size = block_size
         self.num_groups = num_groups
         self.enable_prefix_caching = enable_prefix_caching
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, eviction)
         self._no_blocks: BlockTables = tuple([] for _ in range(num_groups))
         self._tables: dict[int, BlockTables] = {}
         self._num_registered: dict[int, int] = {}  # leading blocks of each request's tables that were offered for reuse

@@ -7,6 +7,7 @@ text, time, devices or processes.
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from octavo.core.eviction import EvictionPolicyName, make_eviction_policy
 from octavo.core.kv_cache_manager import BlockTables, KVCacheManager
 from octavo.core.request import Request
 from octavo.core.step import (
@@ -38,6 +39,9 @@ class SchedulerConfig:
     """Groups of layers with a block table of their own. None in encoders, which keep nothing between steps: a prompt is
     scheduled whole, in the first step whose budget has room for it."""
     enable_prefix_caching: bool = True
+    kv_eviction_policy: EvictionPolicyName = "lru"
+    seed: int = 0
+    """Of the random eviction policy."""
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -78,7 +82,13 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._kv = KVCacheManager(config.num_blocks, config.block_size, config.num_groups, config.enable_prefix_caching)
+        self._kv = KVCacheManager(
+            config.num_blocks,
+            config.block_size,
+            config.num_groups,
+            config.enable_prefix_caching,
+            make_eviction_policy(config.kv_eviction_policy, config.seed),
+        )
         self._requests: dict[int, Request] = {}  # waiting, running, and finished with steps in flight
         self._waiting: OrderedDict[int, Request] = OrderedDict()
         self._running: dict[int, Request] = {}  # in order of admission

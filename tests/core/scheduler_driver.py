@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
@@ -23,6 +24,7 @@ class SchedulerDriver:
         num_blocks: int = 64,
         block_size: int = 4,
         enable_prefix_caching: bool = True,
+        **options: Any,
     ) -> None:
         self.num_steps_in_flight = num_steps_in_flight
         self.scheduler = Scheduler(
@@ -32,6 +34,7 @@ class SchedulerDriver:
                 num_blocks=num_blocks,
                 block_size=block_size,
                 enable_prefix_caching=enable_prefix_caching,
+                **options,
             )
         )
         self.executor = FakeExecutor(num_blocks, block_size)

@@ -2,6 +2,7 @@
 alone, as far as it got, and every invariant holds after every call, at one, two and four steps in flight."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,9 +35,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         max_num_batched_tokens=st.integers(1, 24),
         enable_prefix_caching=st.sampled_from([True, True, False]),
+        kv_eviction_policy=st.sampled_from(["lru", "fifo", "random"]),
     )
-    def start(self, **options: int) -> None:
-        self.driver = SchedulerDriver(num_steps_in_flight=self.num_steps_in_flight, **options)  # type: ignore[arg-type]
+    def start(self, **options: Any) -> None:
+        self.driver = SchedulerDriver(num_steps_in_flight=self.num_steps_in_flight, **options)
         self.num_shown = 0
 
     @rule(
