@@ -54,6 +54,9 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
 
+    def ref_count(self, block_id: int) -> int:
+        return self._ref_counts[block_id]
+
     def is_free(self, block_id: int) -> bool:
         return not self._ref_counts[block_id]
 
