@@ -3,10 +3,12 @@
 The only writer of tables. Knows tokens and blocks; knows nothing of steps, budgets or queues.
 """
 
-from collections.abc import Iterable
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 
 from octavo.core.block_pool import BlockPool, hash_block, root_hash
+from octavo.core.eviction import EvictionPolicy
 from octavo.core.request import Request
 
 __all__ = ["BlockTables", "KVCacheManager"]
@@ -24,12 +26,17 @@ class KVCacheManager:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, num_groups: int = 1, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_groups: int = 1,
+        enable_prefix_caching: bool = True,
+        eviction: EvictionPolicy | None = None,
     ) -> None:
         self.block_size = block_size
         self.num_groups = num_groups
         self.enable_prefix_caching = enable_prefix_caching
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, eviction)
         self._no_blocks: BlockTables = tuple([] for _ in range(num_groups))
         self._tables: dict[int, BlockTables] = {}
         self._num_registered: dict[int, int] = {}  # leading blocks of each request's tables that were offered for reuse
@@ -48,11 +55,24 @@ class KVCacheManager:
                 block_ids.append(block_id)
         return prefix
 
-    def can_hold(self, request: Request, prefix: BlockTables) -> bool:
-        """Whether the pool has blocks for all the request's tokens, sharing `prefix`."""
-        num_needed = self._num_blocks(request.num_tokens) * self.num_groups
-        num_shared = sum(not self.pool.is_free(block_id) for block_ids in prefix for block_id in block_ids)
-        return num_needed - num_shared <= self.pool.num_free
+    def can_hold(self, request: Request, prefix: BlockTables, without: Sequence[Request] = ()) -> bool:
+        """Whether the pool has blocks for all the request's tokens, sharing `prefix`, if `without` gave theirs up."""
+        num_needed = self._num_blocks(request.num_tokens) * self.num_groups - self.num_used(prefix)
+        return num_needed <= self.pool.num_free + self._num_freed(without, prefix)
+
+    def num_used(self, prefix: BlockTables) -> int:
+        """How many of these blocks are in a table."""
+        return sum(not self.pool.is_free(block_id) for block_ids in prefix for block_id in block_ids)
+
+    def _num_freed(self, requests: Sequence[Request], prefix: BlockTables) -> int:
+        """Blocks outside `prefix` that no others than these requests refer to."""
+        references = Counter[int]()
+        for request in requests:
+            references.update(chain.from_iterable(self._tables[request.request_id]))
+        for block_ids in prefix:
+            for block_id in block_ids:
+                references.pop(block_id, None)
+        return sum(count == self.pool.ref_count(block_id) for block_id, count in references.items())
 
     def open(self, request: Request, prefix: BlockTables) -> int:
         """Begin the request's tables with shared blocks. Returns how many tokens these hold."""

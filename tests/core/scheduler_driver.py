@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
@@ -23,6 +24,9 @@ class SchedulerDriver:
         num_blocks: int = 64,
         block_size: int = 4,
         enable_prefix_caching: bool = True,
+        scheduling_policy: str = "fcfs",
+        admission_policy: str = "greedy",
+        **options: Any,
     ) -> None:
         self.num_steps_in_flight = num_steps_in_flight
         self.scheduler = Scheduler(
@@ -32,6 +36,9 @@ class SchedulerDriver:
                 num_blocks=num_blocks,
                 block_size=block_size,
                 enable_prefix_caching=enable_prefix_caching,
+                scheduling_policy=scheduling_policy,
+                admission_policy=admission_policy,
+                **options,
             )
         )
         self.executor = FakeExecutor(num_blocks, block_size)
@@ -52,6 +59,7 @@ class SchedulerDriver:
         cache_salt: str | None = None,
         ignore_eos: bool = False,
         min_tokens: int = 0,
+        priority: int = 0,
     ) -> Request:
         params = SamplingParams(
             max_tokens=max_tokens, stop_token_ids=stop, ignore_eos=ignore_eos, min_tokens=min_tokens
@@ -66,6 +74,7 @@ class SchedulerDriver:
             seed,
             choice=choice,
             cache_salt=cache_salt,
+            priority=priority,
         )
         self.requests[request.request_id] = request
         self.scheduler.add_request(request)

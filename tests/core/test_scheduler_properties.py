@@ -2,6 +2,7 @@
 alone, as far as it got, and every invariant holds after every call, at one, two and four steps in flight."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,9 +35,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         max_num_batched_tokens=st.integers(1, 24),
         enable_prefix_caching=st.sampled_from([True, True, False]),
+        scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+        admission_policy=st.sampled_from(["greedy", "predicted"]),
+        kv_eviction_policy=st.sampled_from(["lru", "fifo", "random"]),
     )
-    def start(self, **options: int) -> None:
-        self.driver = SchedulerDriver(num_steps_in_flight=self.num_steps_in_flight, **options)  # type: ignore[arg-type]
+    def start(self, **options: Any) -> None:
+        self.driver = SchedulerDriver(num_steps_in_flight=self.num_steps_in_flight, **options)
         self.num_shown = 0
 
     @rule(
@@ -48,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 2),
         ignore_eos=st.booleans(),
         cache_salt=st.sampled_from([None, None, "salt"]),
+        priority=st.integers(-2, 2),
     )
     def arrive(
         self,
@@ -59,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens: int,
         ignore_eos: bool,
         cache_salt: str | None,
+        priority: int,
     ) -> None:
         capacity = self.driver.scheduler.config.kv_capacity_tokens
         prompt = (prefix[:num_common] + rest)[:capacity]
@@ -74,6 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 min_tokens=min(min_tokens, max_tokens),
                 ignore_eos=ignore_eos,
                 cache_salt=cache_salt,
+                priority=priority,
             )
 
     @precondition(lambda self: len(self.driver.in_flight) < self.num_steps_in_flight)
