@@ -42,7 +42,8 @@ def test_random_bytes_decode_as_in_the_gguf_package(dtype_name: str, shape: tupl
 def test_extreme_scales_decode_as_in_the_gguf_package(dtype_name: str) -> None:
     block_size, block_bytes = BLOCK_BYTES[dtype_name]
     blocks = random_bytes(dtype_name, len(SCALES) ** 2 * block_size, seed=3).reshape(-1, block_bytes)
-    for start, scales in zip(HALVES[dtype_name], (np.repeat(SCALES, len(SCALES)), np.tile(SCALES, len(SCALES)))):
+    for index, start in enumerate(HALVES[dtype_name]):
+        scales = np.tile(SCALES, len(SCALES)) if index else np.repeat(SCALES, len(SCALES))
         blocks[:, start : start + 2] = scales.view(np.uint8).reshape(-1, 2)
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[dtype_name])
