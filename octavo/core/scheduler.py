@@ -8,6 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from octavo.core.kv_cache_manager import BlockTables, KVCacheManager
+from octavo.core.kv_groups import capacity_tokens
 from octavo.core.request import Request
 from octavo.core.step import (
     FinishReason,
@@ -34,17 +35,18 @@ class SchedulerConfig:
     """KV-cache blocks, shared by all groups."""
     block_size: int
     """Tokens a block."""
-    num_groups: int = 1
-    """Groups of layers with a block table of their own. None in encoders, which keep nothing between steps: a prompt is
-    scheduled whole, in the first step whose budget has room for it."""
+    group_windows: tuple[int, ...] = (0,)
+    """For each group of layers with a block table of its own, how many latest positions they see; 0 for all. No groups
+    in encoders, which keep nothing between steps: a prompt is scheduled whole, in the first step whose budget has room
+    for it."""
     enable_prefix_caching: bool = True
 
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens of one request that the whole pool holds; without a pool, that a step holds."""
-        if not self.num_groups:
+        if not self.group_windows:
             return self.max_num_batched_tokens
-        return self.num_blocks // self.num_groups * self.block_size
+        return capacity_tokens(self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,14 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._kv = KVCacheManager(config.num_blocks, config.block_size, config.num_groups, config.enable_prefix_caching)
+        self._kv = KVCacheManager(
+            config.num_blocks,
+            config.block_size,
+            config.group_windows,
+            config.enable_prefix_caching,
+            config.max_num_batched_tokens,
+        )
+        self._kv_capacity_tokens = config.kv_capacity_tokens
         self._requests: dict[int, Request] = {}  # waiting, running, and finished with steps in flight
         self._waiting: OrderedDict[int, Request] = OrderedDict()
         self._running: dict[int, Request] = {}  # in order of admission
@@ -103,7 +112,7 @@ class Scheduler:
     def add_request(self, request: Request, is_ready: bool = True) -> None:
         """Queue a request that `RequestLimits` let pass. Until it is ready those behind it go first."""
         assert request.request_id not in self._requests
-        assert request.most_computed_tokens <= self.config.kv_capacity_tokens
+        assert request.most_computed_tokens <= self._kv_capacity_tokens
         self._num_received += 1
         self._requests[request.request_id] = self._waiting[request.request_id] = request
         request.is_ready = is_ready
@@ -159,7 +168,7 @@ class Scheduler:
         deltas = []
         prompt_logprobs = dict(result.prompt_logprobs)
         for request_id, message in result.failed.items():
-            self._kv.forget_hashes(self._kv.block_ids(request_id))
+            self._kv.forget_prefixes(self._requests[request_id])
             deltas += self._fail(self._requests[request_id], message)
         for request_id, token_ids, logprobs in zip(
             result.request_ids, result.sampled_token_ids, result.logprobs, strict=True
@@ -251,7 +260,7 @@ class Scheduler:
             if request is None:
                 return
             prefix = self._kv.match_prefix(request)
-            if not self._kv.can_hold(request, prefix) or (not self.config.num_groups and request.gap > token_budget):
+            if not self._kv.can_hold(request, prefix) or (not self.config.group_windows and request.gap > token_budget):
                 return
             del self._waiting[request.request_id]
             self._running[request.request_id] = request
@@ -360,10 +369,12 @@ class Scheduler:
     def _retire(self, step: SchedulerOutput) -> None:
         """A step has returned: what only waited for it can go."""
         del self._in_flight[step.step_id]
-        for request_id in step.request_ids:
+        for index, request_id in enumerate(step.request_ids):
             request = self._requests[request_id]
             request.num_steps_in_flight -= 1
-            if request.finish_reason is not None and not request.num_steps_in_flight:
+            if request.finish_reason is None:
+                self._kv.free_unseen(request, step.num_computed_tokens[index] + step.num_scheduled_tokens[index])
+            elif not request.num_steps_in_flight:
                 self._release(request)
 
     def _release(self, request: Request) -> None:
