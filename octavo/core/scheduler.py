@@ -10,6 +10,7 @@ from typing import Literal
 
 from octavo.core.eviction import EvictionPolicyName, make_eviction_policy
 from octavo.core.kv_cache_manager import BlockTables, KVCacheManager
+from octavo.core.kv_groups import capacity_tokens
 from octavo.core.length_predictor import LengthPredictor, predicted_peak
 from octavo.core.request import Request
 from octavo.core.step import (
@@ -44,9 +45,10 @@ class SchedulerConfig:
     """KV-cache blocks, shared by all groups."""
     block_size: int
     """Tokens a block."""
-    num_groups: int = 1
-    """Groups of layers with a block table of their own. None in encoders, which keep nothing between steps: a prompt is
-    scheduled whole, in the first step whose budget has room for it."""
+    group_windows: tuple[int, ...] = (0,)
+    """For each group of layers with a block table of its own, how many latest positions they see; 0 for all. No groups
+    in encoders, which keep nothing between steps: a prompt is scheduled whole, in the first step whose budget has room
+    for it."""
     enable_prefix_caching: bool = True
     kv_eviction_policy: EvictionPolicyName = "lru"
     seed: int = 0
@@ -58,9 +60,9 @@ class SchedulerConfig:
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens of one request that the whole pool holds; without a pool, that a step holds."""
-        if not self.num_groups:
+        if not self.group_windows:
             return self.max_num_batched_tokens
-        return self.num_blocks // self.num_groups * self.block_size
+        return capacity_tokens(self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +111,12 @@ class Scheduler:
         self._kv = KVCacheManager(
             config.num_blocks,
             config.block_size,
-            config.num_groups,
+            config.group_windows,
             config.enable_prefix_caching,
+            config.max_num_batched_tokens,
             make_eviction_policy(config.kv_eviction_policy, config.seed),
         )
+        self._kv_capacity_tokens = config.kv_capacity_tokens
         self._requests: dict[int, Request] = {}  # waiting, running, and finished with steps in flight
         self._waiting = WaitingQueue()
         self._running: dict[
@@ -143,7 +147,7 @@ class Scheduler:
     def add_request(self, request: Request, is_ready: bool = True) -> None:
         """Queue a request that `RequestLimits` let pass. Until it is ready those behind it go first."""
         assert request.request_id not in self._requests
-        assert request.most_computed_tokens <= self.config.kv_capacity_tokens
+        assert request.most_computed_tokens <= self._kv_capacity_tokens
         self._num_received += 1
         level = request.priority * AGEING_STEPS + self._num_steps if self.config.scheduling_policy == "priority" else 0
         request.urgency = (level, self._num_received)
@@ -202,7 +206,7 @@ class Scheduler:
         deltas = []
         prompt_logprobs = dict(result.prompt_logprobs)
         for request_id, message in result.failed.items():
-            self._kv.forget_hashes(self._kv.block_ids(request_id))
+            self._kv.forget_prefixes(self._requests[request_id])
             deltas += self._fail(self._requests[request_id], message)
         for request_id, token_ids, logprobs in zip(
             result.request_ids, result.sampled_token_ids, result.logprobs, strict=True
@@ -328,7 +332,7 @@ class Scheduler:
             if request is None:
                 return
             prefix = self._kv.match_prefix(request)
-            if not self._kv.can_hold(request, prefix) or (not self.config.num_groups and request.gap > token_budget):
+            if not self._kv.can_hold(request, prefix) or (not self.config.group_windows and request.gap > token_budget):
                 return
             if self.config.admission_policy == "predicted" and not self._will_fit(request, prefix):
                 return
@@ -346,14 +350,15 @@ class Scheduler:
         """Whether the pool will probably hold the request and those that run until they have ended, so that none is
         preempted, apart from those that this one may preempt. What is alone always fits."""
         running, block_size = self._running.values(), self.config.block_size
-        if not running or not self.config.num_groups:
+        num_groups = len(self.config.group_windows)
+        if not running or not num_groups:
             return True
-        num_shared = self._kv.num_used(prefix) // self.config.num_groups * block_size
+        num_shared = self._kv.num_used(prefix) // num_groups * block_size
         loads = [self._load(request, num_shared)]
         loads += (self._load(other, other.num_cached_tokens) for other in running if not self._yields(other, request))
         num_own_tokens = sum(other.num_computed_tokens - other.num_cached_tokens for other in running)
-        num_used_tokens = self._kv.pool.num_used // self.config.num_groups * block_size
-        return max(num_used_tokens - num_own_tokens, 0) + predicted_peak(loads) <= self.config.kv_capacity_tokens
+        num_used_tokens = self._kv.pool.num_used // num_groups * block_size
+        return max(num_used_tokens - num_own_tokens, 0) + predicted_peak(loads) <= self._kv_capacity_tokens
 
     def _load(self, request: Request, num_shared_tokens: int) -> tuple[int, int]:
         """Tokens of its own that the request holds when its gap is closed, and how many it will probably add."""
@@ -470,10 +475,12 @@ class Scheduler:
     def _retire(self, step: SchedulerOutput) -> None:
         """A step has returned: what only waited for it can go."""
         del self._in_flight[step.step_id]
-        for request_id in step.request_ids:
+        for index, request_id in enumerate(step.request_ids):
             request = self._requests[request_id]
             request.num_steps_in_flight -= 1
-            if request.finish_reason is not None and not request.num_steps_in_flight:
+            if request.finish_reason is None:
+                self._kv.free_unseen(request, step.num_computed_tokens[index] + step.num_scheduled_tokens[index])
+            elif not request.num_steps_in_flight:
                 self._release(request)
 
     def _release(self, request: Request) -> None:

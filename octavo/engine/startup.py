@@ -141,7 +141,7 @@ def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner, gr
             max_num_batched_tokens=config.max_num_batched_tokens,
             num_blocks=config.num_blocks,
             block_size=config.block_size,
-            num_groups=config.num_groups,
+            group_windows=(0,) * config.num_groups,
             enable_prefix_caching=config.enable_prefix_caching,
         )
     )

@@ -26,9 +26,11 @@ class SchedulerDriver:
         enable_prefix_caching: bool = True,
         scheduling_policy: str = "fcfs",
         admission_policy: str = "greedy",
+        windows: tuple[int, ...] = (0,),
         **options: Any,
     ) -> None:
         self.num_steps_in_flight = num_steps_in_flight
+        self.windows = windows
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=max_num_seqs,
@@ -39,9 +41,10 @@ class SchedulerDriver:
                 scheduling_policy=scheduling_policy,
                 admission_policy=admission_policy,
                 **options,
+                group_windows=windows,
             )
         )
-        self.executor = FakeExecutor(num_blocks, block_size)
+        self.executor = FakeExecutor(num_blocks, block_size, windows)
         self.in_flight: deque[tuple[SchedulerOutput, FakeStepHandle]] = deque()
         self.requests: dict[int, Request] = {}
         self.deltas: list[RequestDelta] = []
@@ -135,8 +138,12 @@ class SchedulerDriver:
             for token_id in delta.new_token_ids
         ]
 
+    def alone(self, request: Request) -> list[int]:
+        """The output that the request has when it runs alone."""
+        return naive_output(request, self.windows)
+
     def check_all_exact(self) -> None:
         """Assert that every request ended, with the output it has alone."""
         for request in self.requests.values():
             assert request.finish_reason in ("stop", "length")
-            assert self.returned(request) == request.output_token_ids == naive_output(request)
+            assert self.returned(request) == request.output_token_ids == self.alone(request)

@@ -32,7 +32,7 @@ def compute(kv: KVCacheManager, request: Request) -> list[int]:
     [(BLOCK - 1, 0), (BLOCK, 1), (BLOCK + 1, 1), (2 * BLOCK, 2), (2 * BLOCK + 3, 2), (3 * BLOCK, 3)],
 )
 def test_full_common_blocks_are_shared(num_common: int, num_shared_blocks: int, num_groups: int) -> None:
-    kv = KVCacheManager(64, BLOCK, num_groups)
+    kv = KVCacheManager(64, BLOCK, [0] * num_groups)
     first = make_request(0, list(range(20)))
     compute(kv, first)
     second = make_request(1, [*range(num_common), *range(30, 40)])

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.core.fake_executor import VOCAB_SIZE, naive_output
+from tests.core.fake_executor import VOCAB_SIZE
 from tests.core.scheduler_driver import SchedulerDriver
 
 PREFIXES = [[(start + 11 * position) % VOCAB_SIZE for position in range(24)] for start in range(3)]
@@ -38,6 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduling_policy=st.sampled_from(["fcfs", "priority"]),
         admission_policy=st.sampled_from(["greedy", "predicted"]),
         kv_eviction_policy=st.sampled_from(["lru", "fifo", "random"]),
+        windows=st.sampled_from([(0,), (0,), (5,), (3, 0), (2, 2, 9)]),
     )
     def start(self, **options: Any) -> None:
         self.driver = SchedulerDriver(num_steps_in_flight=self.num_steps_in_flight, **options)
@@ -67,6 +68,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
     ) -> None:
         capacity = self.driver.scheduler.config.kv_capacity_tokens
+        if not capacity:
+            return
         prompt = (prefix[:num_common] + rest)[:capacity]
         max_tokens = min(max_tokens, capacity + 1 - len(prompt))
         for choice in range(num_choices):
@@ -137,7 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ends = Counter(delta.request_id for delta in self.driver.deltas if delta.finish_reason is not None)
         assert max(ends.values(), default=1) == 1
         for request_id, request in self.driver.requests.items():
-            alone, returned = naive_output(request), self.driver.returned(request)
+            alone, returned = self.driver.alone(request), self.driver.returned(request)
             assert returned == alone[: len(returned)]
             assert request.output_token_ids == alone[: request.num_output_tokens]
             if ends[request_id] and request.finish_reason != "error":
@@ -147,9 +150,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.driver.executor.failing_request_ids.clear()
         for prefix in PREFIXES:
             prompt = prefix[: self.driver.scheduler.config.kv_capacity_tokens]
+            if not prompt:
+                continue
             request = self.driver.add(prompt, max_tokens=1)
             self.driver.run()
-            assert self.driver.returned(request) == naive_output(request)
+            assert self.driver.returned(request) == self.driver.alone(request)
 
 
 @pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
