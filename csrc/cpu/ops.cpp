@@ -67,9 +67,11 @@ int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept {
     return (num_tokens + kMaxTileRows - 1) * ((num_cols + kLanes - 1) / kLanes * kLanes);
 }
 
-int64_t packed_int8_bytes(int64_t num_rows, int64_t num_cols) noexcept {
-    const int64_t groups = (num_cols + kInt8Group - 1) / kInt8Group;
-    return (num_rows + kLanes - 1) / kLanes * groups * kLanes * (kInt8Group + int64_t{sizeof(float)});
+int64_t packed_quantized_bytes(int64_t num_rows, int64_t num_cols, const QuantizedForm& form) noexcept {
+    const int64_t num_panels = (num_rows + kLanes - 1) / kLanes, num_blocks = (num_cols + kQuantBlock - 1) / kQuantBlock;
+    const int64_t value_bytes = kQuantBlock * form.bits / 8, num_scales = kQuantBlock / form.group;
+    const int64_t scale_bytes = (form.wide_scales ? 4 : 2) * num_scales * (form.has_mins ? 2 : 1);
+    return num_panels * num_blocks * kLanes * (value_bytes + scale_bytes);
 }
 
 void pack(PackArgs args) {
@@ -88,21 +90,27 @@ void linear(LinearArgs args) {
     active_table().linear(args);
 }
 
-void pack_int8(PackInt8Args args) {
+void pack_quantized(PackQuantizedArgs args) {
     OpScope scope;
-    active_table().pack_int8(args);
+    active_table().pack_quantized(args);
 }
 
-void embedding_int8(EmbeddingArgs args) {
+void embedding_quantized(EmbeddingQuantizedArgs args) {
     OpScope scope;
-    active_table().embedding_int8(args);
+    active_table().embedding_quantized(args);
 }
 
-void linear_int8(LinearArgs args) {
+void linear_quantized(LinearQuantizedArgs args) {
     OpScope scope;
-    const int64_t groups = (args.num_cols + kInt8Group - 1) / kInt8Group;
-    args.x_f32 = static_cast<float*>(scope.workspace(args.num_tokens * groups * kInt8GroupBytes));
-    active_table().linear_int8(args);
+    if (args.int8_activations) {
+        const int64_t num_blocks = (args.num_cols + kQuantBlock - 1) / kQuantBlock;
+        args.x_int8 =
+            static_cast<QuantizedInput*>(scope.workspace(args.num_tokens * num_blocks * sizeof(QuantizedInput)));
+        return active_table().linear_int8(args);
+    }
+    const size_t num_floats = linear_scratch(args.num_tokens, args.num_cols);
+    args.x_f32 = static_cast<float*>(scope.workspace(num_floats * sizeof(float)));
+    active_table().linear_weight_only(args);
 }
 
 void rms_norm(RmsNormArgs args) {
