@@ -62,26 +62,44 @@ void bind_linear(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, i
             num_rows, num_cols, DType(x_dtype), DType(weight_dtype), DType(out_dtype)});
 }
 
-void bind_pack_int8(uintptr_t weight, uintptr_t scales, uintptr_t packed, int64_t num_rows, int64_t num_cols) {
-    advise_huge_pages(packed, packed_int8_bytes(num_rows, num_cols));
+void bind_pack_quantized(uintptr_t values, uintptr_t scales, uintptr_t mins, uintptr_t packed, int64_t num_rows,
+                         int64_t num_cols, int bits, int group, int zero, bool has_mins, bool wide_scales) {
+    const PackQuantizedArgs args = {pointer<uint8_t>(values),
+                                    pointer<void>(scales),
+                                    pointer<void>(mins),
+                                    pointer<void>(packed),
+                                    num_rows,
+                                    num_cols,
+                                    {bits, group, zero, has_mins, wide_scales}};
+    advise_huge_pages(packed, packed_quantized_bytes(num_rows, num_cols, args.form));
     nb::gil_scoped_release release;
-    pack_int8({pointer<int8_t>(weight), pointer<float>(scales), pointer<void>(packed), num_rows, num_cols});
+    pack_quantized(args);
 }
 
-void bind_embedding_int8(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_t num_tokens, int64_t num_rows,
-                         int64_t num_cols) {
-    const EmbeddingArgs args = {pointer<int32_t>(token_ids), pointer<void>(packed), pointer<float>(out), num_tokens,
-                                num_rows,                    num_cols,              DType::f32};
+void bind_embedding_quantized(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_t num_tokens,
+                              int64_t num_rows, int64_t num_cols, int bits, int group, int zero, bool has_mins,
+                              bool wide_scales) {
+    const EmbeddingQuantizedArgs args = {pointer<int32_t>(token_ids),
+                                         pointer<void>(packed),
+                                         pointer<float>(out),
+                                         num_tokens,
+                                         num_rows,
+                                         num_cols,
+                                         {bits, group, zero, has_mins, wide_scales}};
     require(IndexCheck{"token_ids", args.token_ids, num_tokens, num_rows});
     nb::gil_scoped_release release;
-    embedding_int8(args);
+    embedding_quantized(args);
 }
 
-void bind_linear_int8(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t num_tokens,
-                      int64_t num_rows, int64_t num_cols, int x_dtype, int out_dtype) {
+void bind_linear_quantized(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t num_tokens,
+                           int64_t num_rows, int64_t num_cols, int bits, int group, int zero, bool has_mins,
+                           bool wide_scales, bool int8_activations, int x_dtype, int out_dtype) {
     nb::gil_scoped_release release;
-    linear_int8({pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr, num_tokens,
-                 num_rows, num_cols, DType(x_dtype), DType::f32, DType(out_dtype)});
+    linear_quantized({{pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr,
+                       num_tokens, num_rows, num_cols, DType(x_dtype), DType::f32, DType(out_dtype)},
+                      {bits, group, zero, has_mins, wide_scales},
+                      int8_activations,
+                      nullptr});
 }
 
 void bind_rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, int64_t num_tokens,
@@ -212,11 +230,14 @@ NB_MODULE(_cpu, m) {
     m.def("pack", &bind_pack);
     m.def("embedding", &bind_embedding);
     m.def("linear", &bind_linear);
-    m.attr("INT8_GROUP") = kInt8Group;
-    m.def("packed_int8_bytes", &packed_int8_bytes);
-    m.def("pack_int8", &bind_pack_int8);
-    m.def("embedding_int8", &bind_embedding_int8);
-    m.def("linear_int8", &bind_linear_int8);
+    m.attr("QUANT_BLOCK") = kQuantBlock;
+    m.def("packed_quantized_bytes",
+          [](int64_t num_rows, int64_t num_cols, int bits, int group, int zero, bool has_mins, bool wide_scales) {
+              return packed_quantized_bytes(num_rows, num_cols, {bits, group, zero, has_mins, wide_scales});
+          });
+    m.def("pack_quantized", &bind_pack_quantized);
+    m.def("embedding_quantized", &bind_embedding_quantized);
+    m.def("linear_quantized", &bind_linear_quantized);
     m.def("rms_norm", &bind_rms_norm);
     m.def("add_layer_norm", &bind_add_layer_norm);
     m.def("gelu", &bind_gelu);

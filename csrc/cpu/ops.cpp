@@ -68,9 +68,11 @@ int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept {
     return (num_tokens + kMaxTileRows - 1) * ((num_cols + kLanes - 1) / kLanes * kLanes);
 }
 
-int64_t packed_int8_bytes(int64_t num_rows, int64_t num_cols) noexcept {
-    const int64_t groups = (num_cols + kInt8Group - 1) / kInt8Group;
-    return (num_rows + kLanes - 1) / kLanes * groups * kLanes * (kInt8Group + int64_t{sizeof(float)});
+int64_t packed_quantized_bytes(int64_t num_rows, int64_t num_cols, const QuantizedForm& form) noexcept {
+    const int64_t num_panels = (num_rows + kLanes - 1) / kLanes, num_blocks = (num_cols + kQuantBlock - 1) / kQuantBlock;
+    const int64_t value_bytes = kQuantBlock * form.bits / 8, num_scales = kQuantBlock / form.group;
+    const int64_t scale_bytes = (form.wide_scales ? 4 : 2) * num_scales * (form.has_mins ? 2 : 1);
+    return num_panels * num_blocks * kLanes * (value_bytes + scale_bytes);
 }
 
 void pack(PackArgs args) {
@@ -89,20 +91,25 @@ void linear(LinearArgs args) {
     });
 }
 
-void pack_int8(PackInt8Args args) {
+void pack_quantized(PackQuantizedArgs args) {
     OpScope scope;
-    active_table().pack_int8(args);
+    active_table().pack_quantized(args);
 }
 
-void embedding_int8(EmbeddingArgs args) {
-    run(args, +[](OpScope&, EmbeddingArgs a) { active_table().embedding_int8(a); });
+void embedding_quantized(EmbeddingQuantizedArgs args) {
+    run(args, +[](OpScope&, EmbeddingQuantizedArgs a) { active_table().embedding_quantized(a); });
 }
 
-void linear_int8(LinearArgs args) {
-    run(args, +[](OpScope& scope, LinearArgs a) {
-        const int64_t groups = (a.num_cols + kInt8Group - 1) / kInt8Group;
-        a.x_f32 = static_cast<float*>(scope.workspace(a.num_tokens * groups * kInt8GroupBytes));
-        active_table().linear_int8(a);
+void linear_quantized(LinearQuantizedArgs args) {
+    run(args, +[](OpScope& scope, LinearQuantizedArgs a) {
+        if (a.int8_activations) {
+            const int64_t num_blocks = (a.num_cols + kQuantBlock - 1) / kQuantBlock;
+            const size_t num_bytes = a.num_tokens * num_blocks * sizeof(QuantizedInput);
+            a.x_int8 = static_cast<QuantizedInput*>(scope.workspace(num_bytes));
+            return active_table().linear_int8(a);
+        }
+        a.x_f32 = static_cast<float*>(scope.workspace(linear_scratch(a.num_tokens, a.num_cols) * sizeof(float)));
+        active_table().linear_weight_only(a);
     });
 }
 

@@ -86,6 +86,8 @@ void check_multiple(int64_t count, int64_t most) {
 
 Counts counts(EmbeddingArgs& a) { return {&a.num_tokens, nullptr}; }
 Counts counts(LinearArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(EmbeddingQuantizedArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(LinearQuantizedArgs& a) { return {&a.num_tokens, nullptr}; }
 Counts counts(RmsNormArgs& a) { return {&a.num_tokens, nullptr}; }
 Counts counts(AddLayerNormArgs& a) { return {&a.num_tokens, nullptr}; }
 Counts counts(GeluArgs& a) { return {&a.count, nullptr}; }

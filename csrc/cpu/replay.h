@@ -84,6 +84,8 @@ struct Counts {
 };
 Counts counts(EmbeddingArgs&);
 Counts counts(LinearArgs&);
+Counts counts(EmbeddingQuantizedArgs&);
+Counts counts(LinearQuantizedArgs&);
 Counts counts(RmsNormArgs&);
 Counts counts(AddLayerNormArgs&);
 Counts counts(GeluArgs&);

@@ -1,7 +1,7 @@
 """The extension module built from csrc/cpu. Addresses and sizes in; dtypes are 0 float32, 1 bfloat16, 2 float16."""
 
 ATTENTION_PARTITION: int
-INT8_GROUP: int
+QUANT_BLOCK: int
 MAX_HEAD_DIM: int
 FMA_FLOPS: int
 
@@ -29,10 +29,38 @@ def linear(
     out_dtype: int,
     /,
 ) -> None: ...
-def packed_int8_bytes(num_rows: int, num_cols: int, /) -> int: ...
-def pack_int8(weight: int, scales: int, packed: int, num_rows: int, num_cols: int, /) -> None: ...
-def embedding_int8(token_ids: int, packed: int, out: int, num_tokens: int, num_rows: int, num_cols: int, /) -> None: ...
-def linear_int8(
+def packed_quantized_bytes(
+    num_rows: int, num_cols: int, bits: int, group: int, zero: int, has_mins: bool, wide_scales: bool, /
+) -> int: ...
+def pack_quantized(
+    values: int,
+    scales: int,
+    mins: int,
+    packed: int,
+    num_rows: int,
+    num_cols: int,
+    bits: int,
+    group: int,
+    zero: int,
+    has_mins: bool,
+    wide_scales: bool,
+    /,
+) -> None: ...
+def embedding_quantized(
+    token_ids: int,
+    packed: int,
+    out: int,
+    num_tokens: int,
+    num_rows: int,
+    num_cols: int,
+    bits: int,
+    group: int,
+    zero: int,
+    has_mins: bool,
+    wide_scales: bool,
+    /,
+) -> None: ...
+def linear_quantized(
     x: int,
     packed: int,
     bias: int,
@@ -40,6 +68,12 @@ def linear_int8(
     num_tokens: int,
     num_rows: int,
     num_cols: int,
+    bits: int,
+    group: int,
+    zero: int,
+    has_mins: bool,
+    wide_scales: bool,
+    int8_activations: bool,
     x_dtype: int,
     out_dtype: int,
     /,

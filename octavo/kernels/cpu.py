@@ -8,11 +8,12 @@ import torch
 
 from octavo.kernels import _cpu
 from octavo.kernels._cpu import isa, num_threads, set_isa, set_num_threads, supported_isas
-from octavo.kernels.ops import ATTENTION_PARTITION, INT8_GROUP, Ops, Weight
+from octavo.kernels.ops import ATTENTION_PARTITION, QUANT_BLOCK, Ops, Weight
+from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
 
 __all__ = ["CpuOps", "isa", "num_threads", "set_isa", "set_num_threads", "supported_isas"]
 
-assert (_cpu.ATTENTION_PARTITION, _cpu.INT8_GROUP) == (ATTENTION_PARTITION, INT8_GROUP), "csrc/cpu/ops.h disagrees"
+assert (_cpu.ATTENTION_PARTITION, _cpu.QUANT_BLOCK) == (ATTENTION_PARTITION, QUANT_BLOCK), "csrc/cpu/ops.h disagrees"
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -30,6 +31,14 @@ def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.
         wanted = f"contiguous {tuple(shape)} {dtype or ''}".rstrip()
         layout = "" if tensor.is_contiguous() else ", not contiguous"
         raise ValueError(f"{name} must be {wanted}, not {tuple(tensor.shape)} {tensor.dtype}{layout}")
+
+
+def form_codes(form: QuantizedForm) -> tuple[int, int, int, bool, bool]:
+    """The form as csrc/cpu/ops.h has it."""
+    wide_scales = form.scale_dtype == torch.float32
+    if form.bits not in (4, 8) or form.group not in (16, 32) or (form.group == 16 and not wide_scales):
+        raise ValueError(f"the cpu kernels don't have the form {form}")
+    return form.bits, form.group, form.zero, form.has_mins, wide_scales
 
 
 def check_head_dim(head_dim: int) -> None:
@@ -52,15 +61,20 @@ class CpuOps(Ops):
         code = dtype_code(weight.dtype)
         packed = torch.empty(_cpu.packed_size(num_rows, num_cols, code), dtype=weight.dtype)
         _cpu.pack(weight.data_ptr(), packed.data_ptr(), num_rows, num_cols, code)
-        return Weight(packed, num_rows, num_cols, weight.dtype)
+        return Weight(packed, num_rows, num_cols)
 
-    def pack_int8(self, values: torch.Tensor, scales: torch.Tensor) -> Weight:
-        num_rows, num_cols = values.shape
-        check("values", values, (num_rows, num_cols), torch.int8)
-        check("scales", scales, (num_rows, -(-num_cols // INT8_GROUP)), torch.float32)
-        packed = torch.empty(_cpu.packed_int8_bytes(num_rows, num_cols), dtype=torch.uint8)
-        _cpu.pack_int8(values.data_ptr(), scales.data_ptr(), packed.data_ptr(), num_rows, num_cols)
-        return Weight(packed, num_rows, num_cols, torch.int8)
+    def pack_quantized(self, matrix: QuantizedMatrix, int8_activations: bool = True) -> Weight:
+        form, (num_rows, num_cols) = matrix.form, matrix.values.shape
+        codes = form_codes(form)
+        check("values", matrix.values, (num_rows, num_cols), torch.uint8)
+        for name, scales in (("scales", matrix.scales), ("mins", matrix.mins)):
+            if scales is not None:
+                check(name, scales, (num_rows, -(-num_cols // form.group)), form.scale_dtype)
+        packed = torch.empty(_cpu.packed_quantized_bytes(num_rows, num_cols, *codes), dtype=torch.uint8)
+        mins = 0 if matrix.mins is None else matrix.mins.data_ptr()
+        pointers = (matrix.values.data_ptr(), matrix.scales.data_ptr(), mins, packed.data_ptr())
+        _cpu.pack_quantized(*pointers, num_rows, num_cols, *codes)
+        return Weight(packed, num_rows, num_cols, form, int8_activations)
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         if block_size < 16 or block_size % 16:
@@ -73,16 +87,11 @@ class CpuOps(Ops):
         check("token_ids", token_ids, (num_tokens,), torch.int32)
         out = torch.empty((num_tokens, weight.num_cols), dtype=torch.float32)
         sizes = (num_tokens, weight.num_rows, weight.num_cols)
-        if weight.dtype == torch.int8:
-            _cpu.embedding_int8(token_ids.data_ptr(), weight.data.data_ptr(), out.data_ptr(), *sizes)
-            return out
-        _cpu.embedding(
-            token_ids.data_ptr(),
-            weight.data.data_ptr(),
-            out.data_ptr(),
-            *sizes,
-            dtype_code(weight.dtype),
-        )
+        pointers = (token_ids.data_ptr(), weight.data.data_ptr(), out.data_ptr())
+        if weight.form is None:
+            _cpu.embedding(*pointers, *sizes, dtype_code(weight.data.dtype))
+        else:
+            _cpu.embedding_quantized(*pointers, *sizes, *form_codes(weight.form))
         return out
 
     def linear(
@@ -97,10 +106,12 @@ class CpuOps(Ops):
         bias_pointer = 0 if bias is None else bias.data_ptr()
         pointers = (x.data_ptr(), weight.data.data_ptr(), bias_pointer, out.data_ptr())
         sizes = (num_tokens, num_rows, num_cols)
-        if weight.dtype == torch.int8:
-            _cpu.linear_int8(*pointers, *sizes, dtype_code(x.dtype), dtype_code(out_dtype))
+        x_code, out_code = dtype_code(x.dtype), dtype_code(out_dtype)
+        if weight.form is None:
+            _cpu.linear(*pointers, *sizes, x_code, dtype_code(weight.data.dtype), out_code)
         else:
-            _cpu.linear(*pointers, *sizes, dtype_code(x.dtype), dtype_code(weight.dtype), dtype_code(out_dtype))
+            form = form_codes(weight.form)
+            _cpu.linear_quantized(*pointers, *sizes, *form, weight.int8_activations, x_code, out_code)
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:

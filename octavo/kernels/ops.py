@@ -14,15 +14,17 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-__all__ = ["ATTENTION_PARTITION", "INT8_GROUP", "Ops", "Weight"]
+from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix, round_to_int8
+
+__all__ = ["ATTENTION_PARTITION", "QUANT_BLOCK", "Ops", "Weight"]
 
 ATTENTION_PARTITION = 512
 """Positions in one partition of attention: partial results of fixed partitions, counted from position 0, are merged in
 order, so that the order of additions depends on a token's position alone."""
 
 
-INT8_GROUP = 32
-"""Columns of an int8 matrix that share a scale; activations are quantised in groups of as many, one scale each."""
+QUANT_BLOCK = 32
+"""Columns of activations that share a scale when they are quantised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,10 @@ class Weight:
     data: torch.Tensor
     num_rows: int
     num_cols: int
-    dtype: torch.dtype
-    """int8: values times a scale for each INT8_GROUP columns of a row."""
-    scales: torch.Tensor | None = None
-    """Of an int8 matrix, where the provider's `data` does not hold them."""
+    form: QuantizedForm | None = None
+    """How the matrix is quantised; None: it is of data's dtype."""
+    int8_activations: bool = False
+    """`linear` quantises its input too."""
 
 
 class Ops:
@@ -51,11 +53,12 @@ class Ops:
 
     def pack(self, weight: torch.Tensor) -> Weight:
         """Lay out a [N, K] matrix for `linear` and `embedding`. Not an op: called at load."""
-        return Weight(weight.contiguous(), weight.shape[0], weight.shape[1], weight.dtype)
+        return Weight(weight.contiguous(), weight.shape[0], weight.shape[1])
 
-    def pack_int8(self, values: torch.Tensor, scales: torch.Tensor) -> Weight:
-        """As `pack`, for values [N, K] int8 from -127 to 127 and their scales [N, ceil(K / INT8_GROUP)] float32."""
-        return Weight(values, values.shape[0], values.shape[1], torch.int8, scales)
+    def pack_quantized(self, matrix: QuantizedMatrix, int8_activations: bool = True) -> Weight:
+        """As `pack`, for a quantised matrix, which is multiplied with activations in eight bits or as they are."""
+        num_rows, num_cols = matrix.values.shape
+        return Weight(matrix.dequantized(), num_rows, num_cols, matrix.form, int8_activations)
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """Shape of one layer's KV cache, zero-initialised by the runner. Dimension 2 is K then V. Not an op."""
@@ -63,21 +66,18 @@ class Ops:
 
     def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
         """Rows of `weight` for token_ids [T] int32 -> [T, H] float32 (the residual stream's first value)."""
-        rows = weight.data[token_ids.long()].float()
-        return rows if weight.scales is None else rows * _columns(weight.scales[token_ids.long()], weight.num_cols)
+        return weight.data[token_ids.long()].float()
 
     def linear(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, out_dtype: torch.dtype
     ) -> torch.Tensor:
         """x [T, K] dtype times weightᵀ, plus bias [N] float32 -> [T, N] out_dtype; accumulated in float32.
 
-        For an int8 weight each INT8_GROUP columns of a row of x are quantised too: the largest magnitude becomes 127,
-        the others are rounded to the nearest.
+        With int8_activations each QUANT_BLOCK columns of a row of x are quantised too: the largest magnitude becomes
+        127, the others are rounded to the nearest.
         """
-        if weight.scales is None:
-            return F.linear(x.float(), weight.data.float(), bias).to(out_dtype)
-        values = weight.data.float() * _columns(weight.scales, weight.num_cols)
-        return F.linear(_quantized(x.float()), values, bias).to(out_dtype)
+        x32 = round_to_int8(x.float(), QUANT_BLOCK) if weight.int8_activations else x.float()
+        return F.linear(x32, weight.data.float(), bias).to(out_dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
         """x [T, H] float32 / rms(x) · weight [H] float32 -> [T, H] out_dtype (Zhang and Sennrich, 2019)."""
@@ -219,17 +219,3 @@ class Ops:
             weights = torch.softmax(query @ key.transpose(1, 2) * scale, dim=-1)
             out[first:last] = (weights @ value).transpose(0, 1).reshape(last - first, -1).to(qkv.dtype)
         return out
-
-
-def _columns(scales: torch.Tensor, num_cols: int) -> torch.Tensor:
-    """[rows, groups] -> [rows, num_cols]"""
-    return scales.repeat_interleave(INT8_GROUP, dim=1)[:, :num_cols]
-
-
-def _quantized(x: torch.Tensor) -> torch.Tensor:
-    """x [T, K] float32, rounded to what its groups can represent in eight bits."""
-    num_tokens, num_cols = x.shape
-    groups = F.pad(x, (0, -num_cols % INT8_GROUP)).view(num_tokens, -1, INT8_GROUP)
-    scale = groups.abs().amax(dim=-1, keepdim=True) / 127
-    rounded = torch.where(scale > 0, (groups / scale).round() * scale, torch.zeros_like(groups))
-    return torch.where(scale.isfinite(), rounded, torch.nan).view(num_tokens, -1)[:, :num_cols]
