@@ -2,7 +2,7 @@
 
     python benchmarks/step_overhead.py [--model FILE] [--streams 1,64] [--steps 100] [--enforce-eager] [--temperature 0]
 
-So many streams decode in this thread. A step is `LLMEngine.step()`: schedule, inputs, the model's call, sampling, update.
+So many streams decode in this thread. A step is `LLMEngine.step()`: schedule, inputs, model, sampling, update.
 Times are the thread's own CPU time, which a busy neighbour hardly changes. `schedule`, `execute` and `update` are
 Python's alone, native calls taken off.
 """
@@ -85,7 +85,9 @@ def measure(engine: LLMEngine, clock: Clock, num_streams: int, num_steps: int, t
     step = clock.timed("step", engine.step)
     for i in range(num_streams):
         params = SamplingParams(temperature=temperature, max_tokens=num_steps + 8, ignore_eos=True, seed=i)
-        engine.add_request(AddRequest(request_id=1000 * num_streams + i, prompt_token_ids=[7 + i] * 16, sampling_params=params))
+        engine.add_request(
+            AddRequest(request_id=1000 * num_streams + i, prompt_token_ids=[7 + i] * 16, sampling_params=params)
+        )
     rows: list[dict[str, float]] = []
     while engine.has_unfinished_requests:
         clock.seconds.clear()
