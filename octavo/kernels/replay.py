@@ -65,7 +65,7 @@ class _ResultsIn(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.arena.empty(tuple(args[0]), kwargs["dtype"])
         if func is torch.ops.aten.empty_like.default:
             return self.arena.empty(tuple(args[0].shape), args[0].dtype)
-        raise TypeError(f"{func} is torch's and can't be recorded: a captured step consists of native ops and views")
+        raise RuntimeError(f"{func} is torch's and can't be recorded: a captured step consists of native ops and views")
 
 
 class Replay:
@@ -93,7 +93,7 @@ def record(compute: Callable[[], torch.Tensor], num_rows: int, num_requests: int
     """Call `compute` once, recording the native ops it calls instead of running them.
 
     Its inputs are tensors of `num_rows` rows, or of one row for each of `num_requests` requests, whose memory later
-    holds the inputs of each replay. Raises TypeError for a computation that is torch's own.
+    holds the inputs of each replay. Raises RuntimeError for a computation that is torch's own.
     """
     recording = Recording(num_rows, num_requests)
     recording.begin()

@@ -90,25 +90,34 @@ class InputBatch:
         """The step's inputs; `apply` has been called."""
         rows = np.array([self.row_of[request_id] for request_id in step.request_ids], dtype=np.intp)
         computed = np.array(step.num_computed_tokens, dtype=np.int32)
-        scheduled = np.array(step.num_scheduled_tokens, dtype=np.int32)
-        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(scheduled, out=query_start[1:])
-        token_rows = np.repeat(rows, scheduled)
-        positions = np.arange(query_start[-1], dtype=np.int32) + np.repeat(computed - query_start[:-1], scheduled)
-        blocks = self.block_table[token_rows, positions // self.block_size]
-        seq_lens = computed + scheduled
-        max_blocks = -(-int(seq_lens.max()) // self.block_size)
-        sampled = np.flatnonzero(step.samples)
+        if len(rows) == step.num_tokens:  # one token each, as in decoding
+            token_rows, positions, query_start, seq_lens = (
+                rows,
+                computed,
+                np.arange(len(rows) + 1, dtype=np.int32),
+                computed + 1,
+            )
+        else:
+            scheduled = np.array(step.num_scheduled_tokens, dtype=np.int32)
+            query_start = np.zeros(len(rows) + 1, dtype=np.int32)
+            np.cumsum(scheduled, out=query_start[1:])
+            token_rows = np.repeat(rows, scheduled)
+            positions = np.arange(query_start[-1], dtype=np.int32) + np.repeat(computed - query_start[:-1], scheduled)
+            seq_lens = computed + scheduled
+        places = positions // self.block_size  # of blocks in the table
+        # Flat lookups: several times as fast as those by pairs.
+        blocks = self.block_table.reshape(-1).take(token_rows * self.block_table.shape[1] + places)
+        sampled = np.array(step.samples).nonzero()[0]
         return StepInputs(
             rows=rows,
-            input_ids=self.token_ids[token_rows, positions],
+            input_ids=self.token_ids.reshape(-1).take(token_rows * self.token_ids.shape[1] + positions),
             positions=positions,
-            slot_mapping=blocks * self.block_size + positions % self.block_size,
-            block_table=self.block_table[rows, :max_blocks],
+            slot_mapping=(blocks - places) * self.block_size + positions,
+            block_table=self.block_table[rows, : int(places.max()) + 1],
             query_start=query_start,
             seq_lens=seq_lens,
             sampled=sampled,
-            logits_rows=query_start[1:][sampled] - 1,
+            logits_rows=query_start[1:].take(sampled) - 1,
         )
 
     def append(self, inputs: StepInputs, token_ids: npt.NDArray[np.int64]) -> None:
