@@ -148,12 +148,17 @@ class KVCacheManager:
         assert self._tables.keys() == self._num_registered.keys() <= requests.keys()
         for request_id, tables in self._tables.items():
             request = requests[request_id]
-            num_known = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
             for group, table in enumerate(tables):
                 assert len(table) == self._num_blocks(request.num_computed_tokens)
                 assert len(set(table)) == len(table)
-                for index, block_id in enumerate(table):
-                    key = self.pool.key(block_id)
-                    if key is not None and request.finish_reason is None:
-                        assert index < num_known
-                        assert key == (group, request.block_hashes[index])
+                if request.finish_reason is None:
+                    self._check_keys(request, group, table)
+
+    def _check_keys(self, request: Request, group: int, table: list[int]) -> None:
+        """Only blocks that are full of known, scheduled tokens carry a key, and it is the key of these."""
+        keys, num_known = list(map(self.pool.key, table)), min(request.num_computed_tokens, len(request.token_ids))
+        num_full = num_known // self.block_size
+        assert not any(keys[num_full:])
+        pairs = zip(keys, request.block_hashes[:num_full], strict=False)
+        assert all(key is None or ((key[1] is own or key[1] == own) and key[0] == group) for key, own in pairs)
+        assert len(request.block_hashes) >= num_full or not any(keys[len(request.block_hashes) : num_full])

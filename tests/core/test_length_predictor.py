@@ -16,7 +16,7 @@ def test_a_prediction_is_never_above_max_tokens_nor_short_of_the_next_token() ->
     assert predictor.predict(0, max_tokens=50) == 50
     assert predictor.predict(5_000, max_tokens=5_001) == 5_001
     assert predictor.predict(50, max_tokens=50) == 50
-    assert 4_000 < predictor.predict(4_000, max_tokens=100_000)
+    assert predictor.predict(4_000, max_tokens=100_000) > 4_000
 
 
 @pytest.mark.parametrize("num_tokens", [0, 50, 200])
