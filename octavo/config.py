@@ -6,10 +6,12 @@ carry vLLM's names; the command line is generated from these classes.
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from octavo.checkpoint.generation_config import resolve_sampling_defaults
 from octavo.checkpoint.model_config import ModelConfig, PoolingConfig
+from octavo.core.eviction import EvictionPolicyName
+from octavo.core.scheduler import AdmissionPolicy, SchedulingPolicy
 from octavo.errors import ConfigError
 from octavo.text.reasoning import REASONING_FORMATS
 from octavo.text.tool_calls import TOOL_FORMATS
@@ -78,6 +80,23 @@ class EngineConfig:
     )
     block_size: int = option(16, "Tokens in a KV block: a multiple of 16.")
     enable_prefix_caching: bool = option(True, "Keep the KV of finished prompts and reuse it.")
+    kv_eviction_policy: str = option(
+        "lru",
+        "Which kept KV block is given up first: the least recently used, the first kept, or any.",
+        choices=("lru", "fifo", "random"),
+    )
+    scheduling_policy: str = option(
+        "fcfs",
+        "fcfs: first come, first served; priority: the lowest value of the request field priority first, which also "
+        "preempts higher ones. Every 256 steps of waiting count for one value less.",
+        choices=("fcfs", "priority"),
+    )
+    admission_policy: str = option(
+        "predicted",
+        "predicted: a request starts when the KV pool will probably hold it to its end, going by past outputs; "
+        "greedy: when the pool holds it now, which preempts more.",
+        choices=("predicted", "greedy"),
+    )
     gpu_memory_utilization: float | None = option(
         None, "Share of the free memory that weights and KV pool may take (on the CPU too: of the container's memory)."
     )
@@ -205,6 +224,9 @@ class ResolvedConfig:
     num_groups: int = 1
     """Groups of layers that share block tables; encoders have none."""
     enable_prefix_caching: bool
+    kv_eviction_policy: EvictionPolicyName = "lru"
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    admission_policy: AdmissionPolicy = "predicted"
     enforce_eager: bool
     provider: str
     num_threads: int
@@ -401,6 +423,9 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         num_blocks=num_blocks,
         num_groups=0 if facts.model.is_encoder else 1,
         enable_prefix_caching=config.enable_prefix_caching and not facts.model.is_encoder,
+        kv_eviction_policy=cast(EvictionPolicyName, config.kv_eviction_policy),
+        scheduling_policy=cast(SchedulingPolicy, config.scheduling_policy),
+        admission_policy=cast(AdmissionPolicy, config.admission_policy),
         enforce_eager=config.enforce_eager,
         provider=facts.provider,
         num_threads=facts.num_threads,

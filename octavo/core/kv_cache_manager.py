@@ -198,7 +198,6 @@ class KVCacheManager:
         assert self._tables.keys() == self._num_registered.keys() <= requests.keys()
         for request_id, tables in self._tables.items():
             request = requests[request_id]
-            num_known = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
             for group, table in enumerate(tables):
                 assert len(table) == self._num_blocks(request.num_computed_tokens)
                 num_null = table.count(NULL_BLOCK)
@@ -206,11 +205,16 @@ class KVCacheManager:
                 last = self._first_seen(self.group_windows[group], request.num_computed_tokens)
                 assert num_null <= last if request.num_steps_in_flight else num_null == last
                 assert len(set(table[num_null:])) == len(table) - num_null
-                for index, block_id in enumerate(table[num_null:], start=num_null):
-                    key = self.pool.key(block_id)
-                    if key is not None and request.finish_reason is None:
-                        assert index < num_known
-                        assert key == (group, request.block_hashes[index])
+                if request.finish_reason is None:
+                    self._check_keys(request, group, table, num_null)
+
+    def _check_keys(self, request: Request, group: int, table: list[int], num_null: int) -> None:
+        """Only blocks that are full of known, scheduled tokens carry a key, and it is the key of these."""
+        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        keys, hashes = list(map(self.pool.key, table[num_null:])), request.block_hashes[num_null:num_full]
+        pairs = zip(keys, hashes, strict=False)
+        assert all(key is None or ((key[1] is own or key[1] == own) and key[0] == group) for key, own in pairs)
+        assert not any(keys[len(hashes) :])
 
 
 def _present(block_ids: Iterable[int]) -> Iterator[int]:

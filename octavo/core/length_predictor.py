@@ -20,7 +20,7 @@ class LengthPredictor:
     """The running distribution of output lengths, as survival from bucket to bucket.
 
     An output that was cut off (by max_tokens, or its reader) says that outputs get at least so long, not where they
-    end: the product-limit estimator (Kaplan and Meier, JASA 53, 1958) uses both. Lengths are rounded to buckets of 19 %.
+    end: the product-limit estimator (Kaplan and Meier, JASA 53, 1958) uses both. Lengths come in buckets of 19 %.
 
     Invariant: `_num_at_risk` never increases from bucket to bucket, and `_num_ended[b] <= _num_at_risk[b]`.
     """

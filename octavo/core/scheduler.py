@@ -4,8 +4,10 @@ One ledger, no phases: prefill, chunks, decode, prefix hits and resuming are siz
 text, time, devices or processes.
 """
 
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from octavo.core.eviction import EvictionPolicyName, make_eviction_policy
@@ -87,7 +89,7 @@ class SchedulerStats:
     num_evicted_blocks: int = 0
     """Cached blocks that were given up for others."""
     num_predicted_tokens: int = 0
-    """Output tokens that were expected, at their admission, of the requests that ended by themselves or at max_tokens."""
+    """Output tokens expected, at their admission, of the requests that have ended by `stop` or `length`."""
     num_actual_tokens: int = 0
     """Output tokens of these."""
     num_mispredicted_tokens: int = 0
@@ -515,14 +517,15 @@ class Scheduler:
     def check(self) -> None:
         """Assert the invariants of DESIGN.md section 5."""
         self._kv.check(self._requests)
+        num_in_flight = Counter(chain.from_iterable(step.request_ids for step in self._in_flight.values()))
+        assert num_in_flight.keys() <= self._requests.keys()
         for request_id, request in self._requests.items():
-            places = [request_id in self._waiting, request_id in self._running, request.finish_reason is not None]
-            assert sum(places) == 1
-            in_flight = sum(request_id in step.request_ids for step in self._in_flight.values())
-            assert request.num_steps_in_flight == in_flight
-            assert request.finish_reason is None or in_flight
-            if request.finish_reason is None:
+            is_finished = request.finish_reason is not None
+            assert (request_id in self._waiting) + (request_id in self._running) + is_finished == 1
+            assert request.num_steps_in_flight == num_in_flight[request_id] >= is_finished
+            if not is_finished:
                 request.check()
+        self._waiting.check()
         assert len(self._running) <= self.config.max_num_seqs
         assert self._num_received == len(self._waiting) + len(self._running) + sum(self._num_finished.values())
         for step in self._in_flight.values():

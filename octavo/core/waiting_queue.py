@@ -51,3 +51,10 @@ class WaitingQueue:
             ready = (request for request in self._requests.values() if request.is_ready)
             self._heap = [(request.urgency, request) for request in ready]
             heapify(self._heap)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        entries = {id(request) for _, request in self._heap}
+        assert all(id(request) in entries for request in self._requests.values() if request.is_ready)
+        assert len(self._heap) <= 2 * len(self._requests) + 64 + 1
+        assert all(self._heap[(index - 1) // 2] <= self._heap[index] for index in range(1, len(self._heap)))

@@ -99,6 +99,8 @@ class StepResult(msgspec.Struct, tag="step", frozen=True):
 
     deltas: list[RequestDelta]
     stats: SchedulerStats
+    started: dict[int, float] = {}
+    """Requests that were scheduled for the first time, and when, on the clock of `time.monotonic`."""
 
 
 ToEngine = AddRequest | AddPooling | AbortRequests | FinishRequest

@@ -143,6 +143,10 @@ def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner, gr
             block_size=config.block_size,
             group_windows=(0,) * config.num_groups,
             enable_prefix_caching=config.enable_prefix_caching,
+            kv_eviction_policy=config.kv_eviction_policy,
+            scheduling_policy=config.scheduling_policy,
+            admission_policy=config.admission_policy,
+            seed=config.seed,
         )
     )
     limits = RequestLimits(

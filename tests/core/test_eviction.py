@@ -1,4 +1,4 @@
-"""Eviction policies: each gives up what its name says, never a used block, at a cost that the pool's size leaves alone."""
+"""Eviction policies: each gives up what its name says, never a used block, at the same cost in a large pool."""
 
 import random
 import time
@@ -105,17 +105,18 @@ def test_the_pool_keeps_its_invariants_with_every_policy(name: EvictionPolicyNam
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_operation_costs_the_same_in_a_large_pool(name: EvictionPolicyName) -> None:
+def test_operations_cost_no_more_in_a_large_pool(name: EvictionPolicyName) -> None:
+    """On average: what is linear in the blocks would cost a hundred times as much."""
+
     def cost(num_blocks: int) -> float:
         policy = make_eviction_policy(name)
+        start = time.process_time()
         for block in range(num_blocks):
             policy.add(block)
-        start = time.perf_counter()
-        for block in range(0, 1_500, 3):
+        for block in range(0, num_blocks, 2):
             policy.remove(block)
-            policy.add(block)
-        for _ in range(500):
-            policy.add(policy.evict())
-        return time.perf_counter() - start
+        for block in range(num_blocks // 2):
+            policy.add(block) if block % 2 == 0 else policy.evict()
+        return (time.process_time() - start) / num_blocks
 
-    assert min(cost(300_000) for _ in range(2)) < 20 * min(cost(3_000) for _ in range(5))
+    assert cost(200_000) < 25 * min(cost(2_000) for _ in range(5))

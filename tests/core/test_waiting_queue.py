@@ -43,12 +43,14 @@ def test_one_that_is_not_ready_takes_its_place_when_it_is() -> None:
 
 def test_any_history_gives_what_a_sorted_list_gives_and_leaves_no_dead_weight() -> None:
     draw, queue, waiting = random.Random(0), WaitingQueue(), dict[int, Request]()
+    waiting[-1] = make_request(-1, level=9)  # stays
+    queue.add(waiting[-1])
     for request_id in range(3_000):
         request = make_request(request_id, draw.randrange(5), is_ready=draw.random() < 0.8)
         queue.add(request)
         waiting[request_id] = request
         if draw.random() < 0.9:
-            gone = draw.choice(list(waiting))
+            gone = draw.choice(list(waiting)[1:])
             queue.remove(gone)
             del waiting[gone]
         queue.make_ready(draw.choice(list(waiting)))

@@ -141,6 +141,7 @@ def build(config: EngineConfig) -> tuple[LLMEngine, EngineInfo]:
             max_num_batched_tokens=info.max_num_batched_tokens,
             num_blocks=info.num_blocks,
             block_size=info.block_size,
+            scheduling_policy="priority" if config.scheduling_policy == "priority" else "fcfs",
         )
     )
     limits = RequestLimits(
