@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from octavo.core.kv_groups import KVGroup, group_layers
 from octavo.errors import CheckpointError
 
 __all__ = ["MAX_LAYERS", "ModelConfig", "PoolingConfig", "PoolingMode", "RopeConfig", "TensorInfo"]
@@ -91,6 +92,13 @@ class ModelConfig:
     """Where they cut texts off; no longer than `max_position_embeddings`."""
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The file's own key-value pairs, for what only one family has."""
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """Layers by the block table that they share; none in an encoder."""
+        if self.is_encoder:
+            return ()
+        return group_layers(self.sliding_windows or (None,) * self.num_hidden_layers)
 
     def check(self, path: Path) -> Self:
         """This configuration, if its sizes fit together; else CheckpointError naming `path`."""

@@ -176,7 +176,8 @@ class Ops:
         """Causal softmax attention of every query over its request's tokens, all read from the cache.
 
         q [T, Hq, D] dtype; request r's queries are rows query_start[r] to query_start[r + 1] and are the last of its
-        seq_lens[r] tokens. block_table [R, max_blocks], query_start [R + 1], seq_lens [R]: int32.
+        seq_lens[r] tokens. block_table [R, max_blocks], query_start [R + 1], seq_lens [R]: int32. The entries of
+        blocks that no query sees are not read.
         window: how many latest positions a query sees, itself included; 0 for all. Query head h reads key-value head
         h // (Hq / Hkv). Returns [T, Hq·D] dtype.
         """
@@ -187,14 +188,16 @@ class Ops:
         for r, seq_len in enumerate(lengths):
             rows = slice(starts[r], starts[r + 1])
             num_queries = starts[r + 1] - starts[r]
-            num_blocks = -(-seq_len // block_size)
-            kv = kv_cache[block_table[r, :num_blocks].long()].float()  # [blocks, Hkv, 2, block_size, D]
-            kv = kv.permute(2, 1, 0, 3, 4).reshape(2, num_kv_heads, num_blocks * block_size, head_dim)[:, :, :seq_len]
-            key, value = kv.repeat_interleave(num_heads // num_kv_heads, dim=1)  # [Hq, seq_len, D]
+            first_seen = max(seq_len - num_queries - window + 1, 0) if window > 0 else 0
+            first_block, last_block = first_seen // block_size, -(-seq_len // block_size)
+            first, length = first_block * block_size, seq_len - first_block * block_size
+            kv = kv_cache[block_table[r, first_block:last_block].long()].float()  # [blocks, Hkv, 2, block_size, D]
+            kv = kv.permute(2, 1, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
+            key, value = kv.repeat_interleave(num_heads // num_kv_heads, dim=1)  # [Hq, length, D]
             query = q[rows].float().transpose(0, 1)  # [Hq, queries, D]
             scores = query @ key.transpose(1, 2) * scale
             query_position = torch.arange(seq_len - num_queries, seq_len, device=q.device).unsqueeze(1)
-            distance = query_position - torch.arange(seq_len, device=q.device)
+            distance = query_position - torch.arange(first, seq_len, device=q.device)
             hidden = distance < 0
             if window > 0:
                 hidden |= distance >= window

@@ -17,13 +17,14 @@ class Attention:
         self.num_heads = config.num_attention_heads
         self.num_kv_heads = config.num_key_value_heads
         self.scale = config.head_dim**-0.5
-        self.window = (config.sliding_windows[layer] or 0) if config.sliding_windows else 0
+        groups = config.kv_groups
+        self.group = next(index for index, group in enumerate(groups) if layer in group.layers)
+        self.window = groups[self.group].window
 
     def __call__(self, qkv: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T, (Hq + 2·Hkv)·D] -> [T, Hq·D]
         kv_cache = ctx.kv_caches[self.layer]
+        slot_mapping, block_table = ctx.slot_mappings[self.group], ctx.block_tables[self.group]
         q = ctx.ops.rope_write_kv(
-            qkv, ctx.positions, self.cos_sin, kv_cache, ctx.slot_mapping, self.num_heads, self.num_kv_heads
+            qkv, ctx.positions, self.cos_sin, kv_cache, slot_mapping, self.num_heads, self.num_kv_heads
         )
-        return ctx.ops.paged_attention(
-            q, kv_cache, ctx.block_table, ctx.query_start, ctx.seq_lens, self.scale, self.window
-        )
+        return ctx.ops.paged_attention(q, kv_cache, block_table, ctx.query_start, ctx.seq_lens, self.scale, self.window)
