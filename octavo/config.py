@@ -257,9 +257,9 @@ def _longest_context(model: ModelConfig) -> tuple[int, str]:
     longest, rope = model.max_position_embeddings, model.rope
     if rope.rope_type == "yarn" and rope.original_max_position_embeddings is not None:
         scaled = int(rope.original_max_position_embeddings * rope.factor)
-    elif rope.rope_type == "linear":
+    elif rope.rope_type == "linear" and model.local_rope is None:
         scaled = int(longest * rope.factor)
-    else:  # llama3's max_position_embeddings is the scaled length already
+    else:  # llama3's and Gemma 3's max_position_embeddings is the scaled length already
         scaled = longest
     if scaled > longest:
         return scaled, f"the model's {rope.rope_type} rotary scaling by {rope.factor:g}"
