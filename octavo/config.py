@@ -11,6 +11,7 @@ from typing import Any, cast
 from octavo.checkpoint.generation_config import resolve_sampling_defaults
 from octavo.checkpoint.model_config import ModelConfig, PoolingConfig
 from octavo.core.eviction import EvictionPolicyName
+from octavo.core.kv_groups import capacity_tokens, most_blocks
 from octavo.core.scheduler import AdmissionPolicy, SchedulingPolicy
 from octavo.errors import ConfigError
 from octavo.text.reasoning import REASONING_FORMATS
@@ -221,8 +222,8 @@ class ResolvedConfig:
     max_num_batched_tokens: int
     block_size: int
     num_blocks: int
-    num_groups: int = 1
-    """Groups of layers that share block tables; encoders have none."""
+    group_windows: tuple[int, ...] = (0,)
+    """The window of each group of layers that share a block table, 0 for none; encoders have no groups."""
     enable_prefix_caching: bool
     kv_eviction_policy: EvictionPolicyName = "lru"
     scheduling_policy: SchedulingPolicy = "fcfs"
@@ -242,13 +243,15 @@ class ResolvedConfig:
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens that one request can have computed at once."""
-        return self.num_blocks * self.block_size if self.num_groups else self.max_num_batched_tokens
+        if not self.group_windows:
+            return self.max_num_batched_tokens
+        return capacity_tokens(self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens)
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str) -> int:
-    """Bytes of KV cache one token takes over all layers: 2·L·N_kv·D·B."""
+    """Bytes of KV cache one token takes in a block of any group: 2·L·N_kv·D·B, of the L layers of the largest group."""
     per_layer = 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[kv_cache_dtype]
-    return model.num_hidden_layers * per_layer
+    return max(len(group.layers) for group in model.kv_groups) * per_layer
 
 
 def _gib(num_bytes: float) -> str:
@@ -276,9 +279,9 @@ def _longest_context(model: ModelConfig) -> tuple[int, str]:
     longest, rope = model.max_position_embeddings, model.rope
     if rope.rope_type == "yarn" and rope.original_max_position_embeddings is not None:
         scaled = int(rope.original_max_position_embeddings * rope.factor)
-    elif rope.rope_type == "linear":
+    elif rope.rope_type == "linear" and model.local_rope is None:
         scaled = int(longest * rope.factor)
-    else:  # llama3's max_position_embeddings is the scaled length already
+    else:  # llama3's and Gemma 3's max_position_embeddings is the scaled length already
         scaled = longest
     if scaled > longest:
         return scaled, f"the model's {rope.rope_type} rotary scaling by {rope.factor:g}"
@@ -363,7 +366,13 @@ def _resolve_kv_bytes(
 
 
 def _resolve_num_blocks(
-    config: EngineConfig, facts: Facts, dtype: str, kv_cache_dtype: str, max_model_len: int, reasons: _Reasons
+    config: EngineConfig,
+    facts: Facts,
+    dtype: str,
+    kv_cache_dtype: str,
+    max_model_len: int,
+    max_step_tokens: int,
+    reasons: _Reasons,
 ) -> int:
     """Blocks of the KV pool. Raises ConfigError where there is no room for one beside the weights."""
     bytes_per_weight = DTYPE_BYTES[dtype] if config.quantization == "none" else INT8_BYTES
@@ -376,7 +385,9 @@ def _resolve_num_blocks(
             )
         return 0
     block_bytes = kv_bytes_per_token(facts.model, kv_cache_dtype) * config.block_size
-    blocks_per_seq = -(-max_model_len // config.block_size)
+    blocks_per_seq = sum(
+        most_blocks(group.window, max_model_len, config.block_size, max_step_tokens) for group in facts.model.kv_groups
+    )
     most = config.max_num_seqs * blocks_per_seq * block_bytes
     pool_bytes, pool_option = _resolve_kv_bytes(config, facts, weights_bytes, most, reasons)
     if pool_bytes < block_bytes:
@@ -409,7 +420,7 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     max_model_len = _resolve_max_model_len(config, facts, reasons)
     budget = _resolve_token_budget(config, facts, max_model_len, reasons)
-    num_blocks = _resolve_num_blocks(config, facts, dtype, kv_cache_dtype, max_model_len, reasons)
+    num_blocks = _resolve_num_blocks(config, facts, dtype, kv_cache_dtype, max_model_len, budget, reasons)
     if facts.provider == "reference":
         reasons.note("attention-backend", "REFERENCE", "plain torch; the native kernels are not used")
     return ResolvedConfig(
@@ -421,7 +432,7 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         max_num_batched_tokens=budget,
         block_size=config.block_size,
         num_blocks=num_blocks,
-        num_groups=0 if facts.model.is_encoder else 1,
+        group_windows=tuple(group.window for group in facts.model.kv_groups),
         enable_prefix_caching=config.enable_prefix_caching and not facts.model.is_encoder,
         kv_eviction_policy=cast(EvictionPolicyName, config.kv_eviction_policy),
         scheduling_policy=cast(SchedulingPolicy, config.scheduling_policy),

@@ -156,6 +156,16 @@ void bind_silu_mul(uintptr_t gate_up, uintptr_t out, int64_t num_tokens, int64_t
     silu_mul({pointer<void>(gate_up), pointer<void>(out), num_tokens, size, DType(dtype)});
 }
 
+void bind_gelu_tanh_mul(uintptr_t gate_up, uintptr_t out, int64_t num_tokens, int64_t size, int dtype) {
+    nb::gil_scoped_release release;
+    gelu_tanh_mul({pointer<void>(gate_up), pointer<void>(out), num_tokens, size, DType(dtype)});
+}
+
+void bind_scale(uintptr_t x, uintptr_t out, int64_t count, float factor) {
+    nb::gil_scoped_release release;
+    scale({pointer<float>(x), pointer<float>(out), count, factor});
+}
+
 void bind_gather_rows(uintptr_t x, uintptr_t indices, uintptr_t out, int64_t num_x_rows, int64_t num_rows,
                       int64_t row_bytes) {
     const GatherRowsArgs args = {pointer<void>(x), pointer<int32_t>(indices), pointer<void>(out), num_rows, row_bytes};
@@ -164,14 +174,17 @@ void bind_gather_rows(uintptr_t x, uintptr_t indices, uintptr_t out, int64_t num
     gather_rows(args);
 }
 
-void bind_rope_write_kv(uintptr_t qkv, uintptr_t positions, uintptr_t cos_sin, uintptr_t slot_mapping, uintptr_t q_out,
-                        uintptr_t cache, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size, int64_t head_dim,
+void bind_rope_write_kv(uintptr_t qkv, uintptr_t positions, uintptr_t cos_sin, uintptr_t slot_mapping, uintptr_t q_norm,
+                        uintptr_t k_norm, float norm_eps, uintptr_t q_out, uintptr_t cache, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size, int64_t head_dim,
                         int cache_dtype, int64_t num_tokens, int64_t num_heads, int64_t max_positions, int dtype) {
     const RopeWriteKVArgs args = {
         pointer<void>(qkv),
         pointer<int32_t>(positions),
         pointer<float>(cos_sin),
         pointer<int32_t>(slot_mapping),
+        pointer<float>(q_norm),
+        pointer<float>(k_norm),
+        norm_eps,
         pointer<void>(q_out),
         {pointer<void>(cache), num_blocks, num_kv_heads, block_size, head_dim, DType(cache_dtype)},
         num_tokens,
@@ -244,6 +257,8 @@ NB_MODULE(_cpu, m) {
     m.def("mean_rows", &bind_mean_rows);
     m.def("l2_normalize", &bind_l2_normalize);
     m.def("silu_mul", &bind_silu_mul);
+    m.def("gelu_tanh_mul", &bind_gelu_tanh_mul);
+    m.def("scale", &bind_scale);
     m.def("gather_rows", &bind_gather_rows);
     m.def("rope_write_kv", &bind_rope_write_kv);
     m.def("paged_attention", &bind_paged_attention);

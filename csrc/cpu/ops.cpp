@@ -133,8 +133,16 @@ void l2_normalize(L2NormalizeArgs args) {
     run(args, +[](OpScope&, L2NormalizeArgs a) { active_table().l2_normalize(a); });
 }
 
-void silu_mul(SiluMulArgs args) {
-    run(args, +[](OpScope&, SiluMulArgs a) { active_table().silu_mul(a); });
+void silu_mul(GatedArgs args) {
+    run(args, +[](OpScope&, GatedArgs a) { active_table().silu_mul(a); });
+}
+
+void gelu_tanh_mul(GatedArgs args) {
+    run(args, +[](OpScope&, GatedArgs a) { active_table().gelu_tanh_mul(a); });
+}
+
+void scale(ScaleArgs args) {
+    run(args, +[](OpScope&, ScaleArgs a) { active_table().scale(a); });
 }
 
 void gather_rows(GatherRowsArgs args) {

@@ -134,11 +134,19 @@ struct L2NormalizeArgs {
     DType dtype;
 };
 
-struct SiluMulArgs {
+// Of the gated activations: silu_mul and gelu_tanh_mul.
+struct GatedArgs {
     const void* gate_up;  // [num_tokens, 2 * size] dtype
     void* out;            // [num_tokens, size] dtype
     int64_t num_tokens, size;
     DType dtype;
+};
+
+struct ScaleArgs {
+    const float* x;  // [count]
+    float* out;      // [count]
+    int64_t count;
+    float factor;
 };
 
 struct GatherRowsArgs {
@@ -161,6 +169,9 @@ struct RopeWriteKVArgs {
     const int32_t* positions;  // [num_tokens]
     const float* cos_sin;      // [max_positions, head_dim]
     const int32_t* slot_mapping;
+    const float* q_norm;  // [head_dim]: weight of an RMS norm of each query head before it is rotated; or null
+    const float* k_norm;  // and of each key head
+    float norm_eps;
     void* q_out;  // [num_tokens, num_heads, head_dim] dtype
     KVCache cache;
     int64_t num_tokens, num_heads, max_positions;
@@ -226,7 +237,9 @@ struct OpTable {
     void (*gelu)(const GeluArgs&) noexcept;
     void (*mean_rows)(const MeanRowsArgs&) noexcept;
     void (*l2_normalize)(const L2NormalizeArgs&) noexcept;
-    void (*silu_mul)(const SiluMulArgs&) noexcept;
+    void (*silu_mul)(const GatedArgs&) noexcept;
+    void (*gelu_tanh_mul)(const GatedArgs&) noexcept;
+    void (*scale)(const ScaleArgs&) noexcept;
     void (*gather_rows)(const GatherRowsArgs&) noexcept;
     void (*rope_write_kv)(const RopeWriteKVArgs&) noexcept;
     void (*write_kv)(const WriteKVArgs&) noexcept;
@@ -256,7 +269,9 @@ void add_layer_norm(AddLayerNormArgs args);
 void gelu(GeluArgs args);
 void mean_rows(MeanRowsArgs args);
 void l2_normalize(L2NormalizeArgs args);
-void silu_mul(SiluMulArgs args);
+void silu_mul(GatedArgs args);
+void gelu_tanh_mul(GatedArgs args);
+void scale(ScaleArgs args);
 void gather_rows(GatherRowsArgs args);
 void rope_write_kv(RopeWriteKVArgs args);
 void paged_attention(AttentionArgs args);

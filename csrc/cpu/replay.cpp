@@ -93,7 +93,8 @@ Counts counts(AddLayerNormArgs& a) { return {&a.num_tokens, nullptr}; }
 Counts counts(GeluArgs& a) { return {&a.count, nullptr}; }
 Counts counts(MeanRowsArgs& a) { return {nullptr, &a.num_requests}; }
 Counts counts(L2NormalizeArgs& a) { return {&a.num_rows, nullptr}; }
-Counts counts(SiluMulArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(GatedArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(ScaleArgs& a) { return {&a.count, nullptr}; }
 Counts counts(GatherRowsArgs& a) { return {&a.num_rows, nullptr}; }
 Counts counts(RopeWriteKVArgs& a) { return {&a.num_tokens, nullptr}; }
 Counts counts(AttentionArgs& a) { return {nullptr, &a.num_requests}; }

@@ -17,7 +17,9 @@ void add_layer_norm(const AddLayerNormArgs&) noexcept;
 void gelu(const GeluArgs&) noexcept;
 void mean_rows(const MeanRowsArgs&) noexcept;
 void l2_normalize(const L2NormalizeArgs&) noexcept;
-void silu_mul(const SiluMulArgs&) noexcept;
+void silu_mul(const GatedArgs&) noexcept;
+void gelu_tanh_mul(const GatedArgs&) noexcept;
+void scale(const ScaleArgs&) noexcept;
 void gather_rows(const GatherRowsArgs&) noexcept;
 void rope_write_kv(const RopeWriteKVArgs&) noexcept;
 void write_kv(const WriteKVArgs&) noexcept;
@@ -27,10 +29,11 @@ void read_loop(const void* data, int64_t num_bytes, float* sink) noexcept;
 
 extern const OpTable table;
 const OpTable table = {
-    OCTAVO_NAME(OCTAVO_ISA), pack,        embedding,          linear,         pack_quantized,
-    embedding_quantized,     linear_int8, linear_weight_only, rms_norm,       add_layer_norm,
-    gelu,                    mean_rows,   l2_normalize,       silu_mul,       gather_rows,
-    rope_write_kv,           write_kv,    paged_attention,    fma_loop,       read_loop,
+    OCTAVO_NAME(OCTAVO_ISA), pack,          embedding,          linear,          pack_quantized,
+    embedding_quantized,     linear_int8,   linear_weight_only, rms_norm,        add_layer_norm,
+    gelu,                    mean_rows,     l2_normalize,       silu_mul,        gelu_tanh_mul,
+    scale,                   gather_rows,   rope_write_kv,      write_kv,        paged_attention,
+    fma_loop,                read_loop,
 };
 
 }  // namespace octavo::OCTAVO_ISA

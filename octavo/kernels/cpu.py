@@ -4,6 +4,8 @@ Every result row depends on that row's inputs alone, bit for bit. Threads and in
 to the process, not to an instance.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from octavo.kernels import _cpu
@@ -44,6 +46,15 @@ def form_codes(form: QuantizedForm) -> tuple[int, int, int, bool, bool]:
 def check_head_dim(head_dim: int) -> None:
     if not 16 <= head_dim <= _cpu.MAX_HEAD_DIM or head_dim % 16:
         raise ValueError(f"the cpu kernels handle head sizes that are multiples of 16 up to 256, not {head_dim}")
+
+
+def gated(kernel: Callable[[int, int, int, int, int], None], gate_up: torch.Tensor) -> torch.Tensor:
+    """gate_up [T, 2·I] -> [T, I], by a kernel such as silu_mul."""
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    check("gate_up", gate_up, (num_tokens, 2 * size))
+    out = torch.empty((num_tokens, size), dtype=gate_up.dtype)
+    kernel(gate_up.data_ptr(), out.data_ptr(), num_tokens, size, dtype_code(gate_up.dtype))
+    return out
 
 
 class CpuOps(Ops):
@@ -197,10 +208,16 @@ class CpuOps(Ops):
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
-        check("gate_up", gate_up, (num_tokens, 2 * size))
-        out = torch.empty((num_tokens, size), dtype=gate_up.dtype)
-        _cpu.silu_mul(gate_up.data_ptr(), out.data_ptr(), num_tokens, size, dtype_code(gate_up.dtype))
+        return gated(_cpu.silu_mul, gate_up)
+
+    def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return gated(_cpu.gelu_tanh_mul, gate_up)
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        num_tokens, size = x.shape
+        check("x", x, (num_tokens, size), torch.float32)
+        out = torch.empty((num_tokens, size), dtype=torch.float32)
+        _cpu.scale(x.data_ptr(), out.data_ptr(), num_tokens * size, factor)
         return out
 
     def gather_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -222,6 +239,9 @@ class CpuOps(Ops):
         slot_mapping: torch.Tensor,
         num_heads: int,
         num_kv_heads: int,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
     ) -> torch.Tensor:
         num_tokens = qkv.shape[0]
         num_blocks, _, _, block_size, head_dim = kv_cache.shape
@@ -231,12 +251,18 @@ class CpuOps(Ops):
         check("cos_sin", cos_sin, (max_positions, head_dim), torch.float32)
         check("kv_cache", kv_cache, self.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim))
         check("slot_mapping", slot_mapping, (num_tokens,), torch.int32)
+        for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+            if norm is not None:
+                check(name, norm, (head_dim,), torch.float32)
         q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype)
         _cpu.rope_write_kv(
             qkv.data_ptr(),
             positions.data_ptr(),
             cos_sin.data_ptr(),
             slot_mapping.data_ptr(),
+            0 if q_norm is None else q_norm.data_ptr(),
+            0 if k_norm is None else k_norm.data_ptr(),
+            norm_eps,
             q.data_ptr(),
             kv_cache.data_ptr(),
             num_blocks,

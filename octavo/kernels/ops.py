@@ -118,6 +118,17 @@ class Ops:
         gate, up = gate_up.float().chunk(2, dim=-1)
         return (F.silu(gate) * up).to(gate_up.dtype)
 
+    def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up [T, 2·I] dtype: gelu(first half) · second half -> [T, I] dtype (GeGLU), gelu in its approximation
+        x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) / 2.
+        """
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (F.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """x [T, H] float32 times a number that float32 holds -> [T, H] float32."""
+        return x * factor
+
     def gather_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Rows of x [T, H] at indices [S] int32 -> [S, H]."""
         return x[indices.long()]
@@ -142,19 +153,26 @@ class Ops:
         slot_mapping: torch.Tensor,
         num_heads: int,
         num_kv_heads: int,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
     ) -> torch.Tensor:
         """Rotate queries and keys (Su et al., 2021, halves as in GPT-NeoX) and store keys and values in the cache.
 
         qkv [T, (Hq + 2·Hkv)·D] dtype: query heads, then key heads, then value heads.
         positions [T] int32; cos_sin [max_model_len, D] float32: D/2 cosines, then D/2 sines.
         kv_cache as `kv_cache_shape`, in the cache's dtype; slot_mapping [T] int32: block · block_size + offset.
+        q_norm, k_norm [D] float32: weights of an RMS norm of each query and key head before it is rotated; None: none.
         Returns the rotated queries [T, Hq, D] dtype.
         """
         num_tokens = qkv.shape[0]
         head_dim = kv_cache.shape[-1]
         block_size = kv_cache.shape[3]
         heads = qkv.float().view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
-        rotated, value = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
+        query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        query = query if q_norm is None else Ops.rms_norm(self, query, q_norm, norm_eps, torch.float32)
+        key = key if k_norm is None else Ops.rms_norm(self, key, k_norm, norm_eps, torch.float32)
+        rotated = torch.cat((query, key), dim=1)
         cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D/2]
         first, second = rotated.chunk(2, dim=-1)
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -176,7 +194,8 @@ class Ops:
         """Causal softmax attention of every query over its request's tokens, all read from the cache.
 
         q [T, Hq, D] dtype; request r's queries are rows query_start[r] to query_start[r + 1] and are the last of its
-        seq_lens[r] tokens. block_table [R, max_blocks], query_start [R + 1], seq_lens [R]: int32.
+        seq_lens[r] tokens. block_table [R, max_blocks], query_start [R + 1], seq_lens [R]: int32. The entries of
+        blocks that no query sees are not read.
         window: how many latest positions a query sees, itself included; 0 for all. Query head h reads key-value head
         h // (Hq / Hkv). Returns [T, Hq·D] dtype.
         """
@@ -187,14 +206,16 @@ class Ops:
         for r, seq_len in enumerate(lengths):
             rows = slice(starts[r], starts[r + 1])
             num_queries = starts[r + 1] - starts[r]
-            num_blocks = -(-seq_len // block_size)
-            kv = kv_cache[block_table[r, :num_blocks].long()].float()  # [blocks, Hkv, 2, block_size, D]
-            kv = kv.permute(2, 1, 0, 3, 4).reshape(2, num_kv_heads, num_blocks * block_size, head_dim)[:, :, :seq_len]
-            key, value = kv.repeat_interleave(num_heads // num_kv_heads, dim=1)  # [Hq, seq_len, D]
+            first_seen = max(seq_len - num_queries - window + 1, 0) if window > 0 else 0
+            first_block, last_block = first_seen // block_size, -(-seq_len // block_size)
+            first, length = first_block * block_size, seq_len - first_block * block_size
+            kv = kv_cache[block_table[r, first_block:last_block].long()].float()  # [blocks, Hkv, 2, block_size, D]
+            kv = kv.permute(2, 1, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
+            key, value = kv.repeat_interleave(num_heads // num_kv_heads, dim=1)  # [Hq, length, D]
             query = q[rows].float().transpose(0, 1)  # [Hq, queries, D]
             scores = query @ key.transpose(1, 2) * scale
             query_position = torch.arange(seq_len - num_queries, seq_len, device=q.device).unsqueeze(1)
-            distance = query_position - torch.arange(seq_len, device=q.device)
+            distance = query_position - torch.arange(first, seq_len, device=q.device)
             hidden = distance < 0
             if window > 0:
                 hidden |= distance >= window

@@ -94,8 +94,8 @@ def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _k_scales(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[blocks, 12] -> scales and minimums, [blocks, 8] float32 from 0 to 63: the lower six bits of the first eight bytes
-    are the first four of each; the last four have their lower four bits in the last four bytes."""
+    """[blocks, 12] -> scales and minimums, [blocks, 8] float32 from 0 to 63: the lower six bits of the first eight
+    bytes are the first four of each; the last four have their lower four bits in the last four bytes."""
     first, second, third = packed.split(4, dim=1)
     scales = torch.cat((first & 0x3F, third & 0x0F | first >> 2 & 0x30), dim=1)
     minimums = torch.cat((second & 0x3F, third >> 4 | second >> 2 & 0x30), dim=1)

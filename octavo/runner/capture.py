@@ -90,13 +90,15 @@ class ReplayedForward:
             self._logits = record(lambda: model.logits(hidden_states, rows, ctx), len(rows), num_requests, arena)
 
     def hidden_states(self, inputs: StepInputs) -> torch.Tensor:
-        num_requests, num_blocks = inputs.block_table.shape
+        num_requests = len(inputs.seq_lens)
         self._num_tokens = len(inputs.input_ids)
         static = self._inputs
         static.input_ids[: self._num_tokens] = inputs.input_ids
         static.positions[: self._num_tokens] = inputs.positions
-        static.slot_mapping[: len(inputs.slot_mapping)] = inputs.slot_mapping
-        static.block_table[:num_requests, :num_blocks] = inputs.block_table
+        for slots, new_slots in zip(static.slot_mappings, inputs.slot_mappings, strict=True):
+            slots[: self._num_tokens] = new_slots
+        for table, new_table in zip(static.block_tables, inputs.block_tables, strict=True):
+            table[:num_requests, : new_table.shape[1]] = new_table
         static.query_start[: num_requests + 1] = inputs.query_start
         static.seq_lens[: len(inputs.seq_lens)] = inputs.seq_lens
         return self._hidden_states(self._num_tokens, num_requests)
@@ -122,8 +124,8 @@ def _largest_inputs(config: ResolvedConfig) -> StepInputs:
         rows=np.zeros(num_requests, dtype=np.intp),
         input_ids=zeros(num_tokens),
         positions=zeros(num_tokens),
-        slot_mapping=zeros(num_tokens),
-        block_table=zeros(num_requests, max_blocks),
+        slot_mappings=[zeros(num_tokens) for _ in config.group_windows],
+        block_tables=[zeros(num_requests, max_blocks) for _ in config.group_windows],
         query_start=zeros(num_requests + 1),
         seq_lens=zeros(num_requests),
         sampled=np.zeros(num_requests, dtype=np.intp),
@@ -138,8 +140,8 @@ def step_context(
         ops=ops,
         dtype=dtype,
         positions=_to_device(inputs.positions, device),
-        slot_mapping=_to_device(inputs.slot_mapping, device),
-        block_table=_to_device(inputs.block_table, device),
+        slot_mappings=tuple(_to_device(slots, device) for slots in inputs.slot_mappings),
+        block_tables=tuple(_to_device(table, device) for table in inputs.block_tables),
         query_start=_to_device(inputs.query_start, device),
         seq_lens=_to_device(inputs.seq_lens, device),
         kv_caches=kv_caches,

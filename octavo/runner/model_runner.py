@@ -39,7 +39,7 @@ class ModelRunner:
             ops, model_config, config.num_blocks, config.block_size, getattr(torch, config.kv_cache_dtype), device
         )
         self.forward = make_forward(model, ops, config, self.kv_caches, device)
-        self.batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
+        self.batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size, len(config.group_windows))
         self.sampler = Sampler(model_config.vocab_size)
         self.prompt_logprobs = PromptLogprobs()
 

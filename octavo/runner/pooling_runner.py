@@ -72,13 +72,12 @@ def _whole_prompts(prompts: Sequence[Sequence[int]], mode: str) -> StepInputs:
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int32)
     query_start = np.zeros(len(prompts) + 1, dtype=np.int32)
     np.cumsum(lengths, out=query_start[1:])
-    nothing = np.zeros(0, dtype=np.int32)
     return StepInputs(
         rows=np.arange(len(prompts)),
         input_ids=np.concatenate([np.array(prompt, dtype=np.int32) for prompt in prompts]),
         positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        slot_mapping=nothing,
-        block_table=np.zeros((len(prompts), 0), dtype=np.int32),
+        slot_mappings=[],
+        block_tables=[],
         query_start=query_start,
         seq_lens=lengths,
         sampled=np.arange(len(prompts)),

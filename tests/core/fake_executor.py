@@ -1,7 +1,7 @@
 """A device in thirty lines: it keeps a KV cache, reads it through the block tables, and samples what it read.
 
-A slot's content depends on its group, its token and the slot before it, and a sampled token on every slot of the request
-that the groups' windows show, so a block that is stale, shared wrongly, overwritten or freed too early changes the output.
+A slot's content depends on its group, its token and the slot before it, and a sampled token on every slot that the
+groups' windows show, so a block that is stale, shared wrongly, overwritten or freed too early changes the output.
 `naive_output` says what a request alone gives.
 """
 
