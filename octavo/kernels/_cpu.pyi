@@ -30,7 +30,7 @@ def linear(
     /,
 ) -> None: ...
 def packed_quantized_bytes(
-    num_rows: int, num_cols: int, bits: int, group: int, zero: int, has_mins: bool, wide_scales: bool, /
+    num_rows: int, num_cols: int, bits: int, group: int, zero: int, has_mins: int, wide_scales: int, /
 ) -> int: ...
 def pack_quantized(
     values: int,
@@ -42,8 +42,8 @@ def pack_quantized(
     bits: int,
     group: int,
     zero: int,
-    has_mins: bool,
-    wide_scales: bool,
+    has_mins: int,
+    wide_scales: int,
     /,
 ) -> None: ...
 def embedding_quantized(
@@ -56,8 +56,8 @@ def embedding_quantized(
     bits: int,
     group: int,
     zero: int,
-    has_mins: bool,
-    wide_scales: bool,
+    has_mins: int,
+    wide_scales: int,
     /,
 ) -> None: ...
 def linear_quantized(
@@ -71,9 +71,9 @@ def linear_quantized(
     bits: int,
     group: int,
     zero: int,
-    has_mins: bool,
-    wide_scales: bool,
-    int8_activations: bool,
+    has_mins: int,
+    wide_scales: int,
+    int8_activations: int,
     x_dtype: int,
     out_dtype: int,
     /,
