@@ -37,9 +37,8 @@ def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
 def _fields(packed: torch.Tensor, width: int, run: int) -> torch.Tensor:
     """[blocks, bytes] -> [blocks, bytes · 8 / width] uint8: each run of bytes gives its lowest fields of `width` bits,
     then the next ones."""
-    shifts = torch.arange(0, 8, width, dtype=torch.uint8).view(-1, 1)
-    runs = packed.reshape(len(packed), -1, 1, run)
-    return (runs >> shifts & (1 << width) - 1).flatten(1)
+    runs = packed.reshape(len(packed), -1, run)
+    return torch.stack([runs >> shift & (1 << width) - 1 for shift in range(0, 8, width)], dim=2).flatten(1)
 
 
 def _fifth_bits(packed: torch.Tensor) -> torch.Tensor:
