@@ -86,7 +86,7 @@ def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Of the twelve bytes the lower six bits of the first eight are the first four integers of each kind; the last four
     have their lower four bits in the last four bytes.
     """
-    first, second, third = blocks[:, 4:16].split(4, dim=1)
+    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((first & 0x3F, third & 0x0F | first >> 2 & 0x30), dim=1)
     mins = torch.cat((second & 0x3F, third >> 4 | second >> 2 & 0x30), dim=1)
     return _half(blocks, 0).float() * scales, _half(blocks, 2).float() * mins

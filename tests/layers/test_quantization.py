@@ -19,19 +19,9 @@ from octavo.layers.quantization import (
     read_quantized,
     unpermute_rope,
 )
+from tests.layers.block_bytes import BLOCK_BYTES, HALVES, finite_blocks, random_bytes
 
-BLOCK_BYTES = {name: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] for name in SUPPORTED_TYPES}
-HALVES = {  # where each type has float16 numbers
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-}  # fmt: skip
 SCALES = np.array([0.0, -0.0, 1.0, -1.0, 65504.0, -65504.0, 6e-8, 6.1e-5, np.inf, -np.inf, np.nan], np.float16)
-
-
-def random_bytes(dtype_name: str, num_values: int, seed: int) -> np.ndarray:
-    block_size, block_bytes = BLOCK_BYTES[dtype_name]
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, num_values // block_size * block_bytes, np.uint8)
 
 
 @pytest.mark.parametrize("dtype_name", SUPPORTED_TYPES)
@@ -94,16 +84,6 @@ def test_rotary_rows_are_reordered_as_transformers_does(shape: tuple[int, ...]) 
 
 def test_reordering_puts_even_rows_before_odd_rows_in_each_head() -> None:
     assert unpermute_rope(torch.arange(12), num_heads=2).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
-
-
-def finite_blocks(dtype_name: str, shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Random bytes, with scales that are numbers of moderate size."""
-    block_bytes = BLOCK_BYTES[dtype_name][1]
-    blocks = random_bytes(dtype_name, int(np.prod(shape)), seed).reshape(-1, block_bytes)
-    scales = np.random.default_rng(seed).standard_normal((len(blocks), 2)).astype(np.float16) * np.float16(0.01)
-    for index, start in enumerate(HALVES[dtype_name]):
-        blocks[:, start : start + 2] = scales[:, index : index + 1].copy().view(np.uint8)
-    return blocks
 
 
 @pytest.mark.parametrize("dtype_name", QUANTIZED_TYPES)
