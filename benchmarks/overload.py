@@ -4,9 +4,9 @@
 
 First the most that the server can do is measured, with as many clients as run at once, each with one request after the
 other. Then new clients arrive at random (Poisson) at three times that rate; one that is refused comes back when
-Retry-After says, until the time is over. Reported: goodput (output tokens of complete answers) against the most, how each
-request ended, and the wait that clients were told first against the one that they had. `--record` writes when each
-accepted request had its first token, in seconds.
+Retry-After says, until the time is over. Reported: goodput (output tokens of complete answers) against the most, how
+each request ended, and the wait that clients were told first against the one that they had. `--record` writes when
+each accepted request had its first token, in seconds.
 """
 
 import argparse
@@ -144,8 +144,9 @@ def report(args: argparse.Namespace, most: Tally, most_rate: float, tally: Tally
         ratios = sorted(told / waited for told, waited in tally.waits)
         share = sum(0.5 <= ratio <= 2 for ratio in ratios) / len(ratios)
         print(
-            f"{len(ratios)} clients were refused first and answered later: told / waited {statistics.median(ratios):.2f} "
-            f"in the median, within a factor of two for {share:.0%}; longest wait {max(w for _, w in tally.waits):.0f} s"
+            f"{len(ratios)} clients were refused first and answered later: told / waited "
+            f"{statistics.median(ratios):.2f} in the median, within a factor of two for {share:.0%}; "
+            f"longest wait {max(waited for _, waited in tally.waits):.0f} s"
         )
     if args.record:
         first = [round(at - tally.started, 3) for at in sorted(tally.first_tokens)]
