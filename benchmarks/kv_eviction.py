@@ -1,12 +1,11 @@
 """How much of the prompts each eviction policy finds in the cache, against an oracle that knows what comes.
 
-    python benchmarks/kv_eviction.py [--requests 3000] [--seeds 3] [--share 0.1]
+    python benchmarks/kv_eviction.py [--requests 3000] [--seeds 3] [--blocks 2000]
 
-Generated traces run through the real KVCacheManager, 16 requests at a time, in a pool that holds `--share` of the
-trace's distinct blocks. The oracle evicts what is needed again last (Belady, IBM Systems Journal 5, 1966), of blocks that
-are needed again at the same time the one that is further from the prompt's start: for blocks of one size, all of which
-must be held while their request runs, no policy finds more. "head first" is lru with each request's blocks given up from
-its first on, the order that the pool avoids.
+Generated traces run through the real KVCacheManager, 16 requests at a time. The oracle evicts what is needed again last
+(Belady, IBM Systems Journal 5, 1966), and of blocks that are needed again at the same time the one that is further from
+the prompt's start. "lru, head first" gives each request's blocks up from its first on, the order that the pool avoids;
+"lru, unused first" gives blocks that were never hit up before those that were, until these are 80 % of the free ones.
 """
 
 import argparse
@@ -61,7 +60,7 @@ def chats(draw: random.Random, num_requests: int) -> Trace:
 
 
 def few_shot(draw: random.Random, num_requests: int) -> Trace:
-    """One of 40 tasks (Zipf): its instructions (128 tokens), 1 to 8 of its examples in order (96 each), a question (48)."""
+    """One of 40 tasks (Zipf): its instructions (128 tokens), 1 to 8 of its examples (96 each), a question (48)."""
     tasks = [text(draw, 128 + 8 * 96) for _ in range(40)]
     return [tasks[zipf(draw, 40)][: 128 + 96 * draw.randint(1, 8)] + text(draw, 48) for _ in range(num_requests)]
 
@@ -166,6 +165,33 @@ def hit_rate(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> float:
     return num_found / sum(map(len, trace))
 
 
+class UnusedFirst:
+    """Two queues, as in segmented LRU (Karedla, Love and Wherry, IEEE Computer 27, 1994)."""
+
+    def __init__(self) -> None:
+        self._unused, self._hit = Lru(), Lru()
+        self._was_hit: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._unused) + len(self._hit)
+
+    def add(self, block_id: int) -> None:
+        (self._hit if block_id in self._was_hit else self._unused).add(block_id)
+
+    def remove(self, block_id: int) -> None:
+        (self._hit if block_id in self._was_hit else self._unused).remove(block_id)
+        self._was_hit.add(block_id)
+
+    def evict(self) -> int:
+        if len(self._unused) and len(self._hit) < 0.8 * len(self):
+            return self._unused.evict()
+        if not len(self._hit):
+            return self._unused.evict()
+        block_id = self._hit.evict()
+        self._was_hit.remove(block_id)
+        return block_id
+
+
 TRACES = {
     "system prompts": system_prompts,
     "chats": chats,
@@ -177,6 +203,7 @@ POLICIES: dict[str, Callable[[Trace], EvictionPolicy]] = {
     "lru": lambda trace: Lru(),
     "fifo": lambda trace: Fifo(),
     "random": lambda trace: Random(),
+    "lru, unused first": lambda trace: UnusedFirst(),
     "lru, head first": lambda trace: HeadFirst(),
     "Belady": Oracle,
 }
