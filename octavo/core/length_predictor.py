@@ -11,7 +11,7 @@ __all__ = ["LengthPredictor", "predicted_peak"]
 EDGES = tuple(int(16 * 2 ** (step / 4)) for step in range(65))
 """Where buckets of lengths begin, the first apart, which begins at 0: four an octave, up to a million tokens."""
 PRIOR_HAZARD = 0.1
-"""Share of outputs that end in a bucket, while nothing is known: four in five are then shorter than 230 tokens."""
+"""Share of outputs that end in a bucket, while nothing is known: half are then shorter than 46 tokens."""
 WINDOW = 2048
 """Observations after which old ones count half."""
 
@@ -25,7 +25,7 @@ class LengthPredictor:
     Invariant: `_num_at_risk` never increases from bucket to bucket, and `_num_ended[b] <= _num_at_risk[b]`.
     """
 
-    def __init__(self, quantile: float = 0.8) -> None:
+    def __init__(self, quantile: float = 0.5) -> None:
         """`quantile` of the outputs that are as long as a request's already are at most as long as predicted."""
         self.quantile = quantile
         self._num_at_risk = [0.0] * (len(EDGES) + 1)
