@@ -63,14 +63,15 @@ class LengthPredictor:
         return EDGES[-1]
 
 
-def predicted_peak(loads: Iterable[tuple[int, int]]) -> int:
-    """The most tokens that requests will hold together, if each, given as (tokens it holds, tokens it will still add),
-    adds one in every step and lets go of all when it is done.
+def predicted_peak(loads: Iterable[tuple[int, int, int]]) -> int:
+    """The most slots that requests will hold together, if each, given as (slots it holds, steps that it still takes,
+    slots that it adds in each), lets go of all when it is done.
 
-    The peak is at some request's end, when those that end with it or later have grown as much as it has.
+    The peak is at some request's end, when those that end with it or later have grown for as many steps.
     """
-    peak = num_held = 0
-    for num_longer, (num_tokens, num_more) in enumerate(sorted(loads, key=lambda load: -load[1]), 1):
-        num_held += num_tokens
-        peak = max(peak, num_held + num_longer * num_more)
+    peak = num_held = num_added = 0
+    for num_slots, num_steps, num_per_step in sorted(loads, key=lambda load: -load[1]):
+        num_held += num_slots
+        num_added += num_per_step
+        peak = max(peak, num_held + num_steps * num_added)
     return peak
