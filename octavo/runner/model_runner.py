@@ -13,12 +13,13 @@ from octavo.checkpoint.model_config import ModelConfig
 from octavo.config import ResolvedConfig
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs, TokenMasks
 from octavo.kernels.ops import Ops
+from octavo.kernels.sampling import NOT_FINITE
 from octavo.models.loader import CausalLM
 from octavo.runner.capture import make_forward
 from octavo.runner.input_batch import InputBatch, StepInputs
 from octavo.runner.kv_cache import allocate_kv_caches
 from octavo.runner.logprobs import PromptLogprobs
-from octavo.runner.sampler import NOT_FINITE, SampledTokens, Sampler
+from octavo.runner.sampler import FAILURES, SampledTokens, Sampler
 
 __all__ = ["ModelRunner"]
 
@@ -40,7 +41,7 @@ class ModelRunner:
         )
         self.forward = make_forward(model, ops, config, self.kv_caches, device)
         self.batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size, len(config.group_windows))
-        self.sampler = Sampler(model_config.vocab_size)
+        self.sampler = Sampler(model_config.vocab_size, ops)
         self.prompt_logprobs = PromptLogprobs()
 
     @torch.inference_mode()
@@ -57,7 +58,7 @@ class ModelRunner:
 
     def _sample(self, request_ids: list[int], inputs: StepInputs, logits: npt.NDArray[np.float32]) -> SampledTokens:
         """The step's second phase, with its late inputs."""
-        rows, positions = inputs.rows[inputs.sampled].tolist(), inputs.seq_lens[inputs.sampled]
+        rows, positions = inputs.rows[inputs.sampled], inputs.seq_lens[inputs.sampled]
         if self.masks is None:
             return self.sampler.sample(logits, rows, positions)
         masks, errors = self.masks.wait(request_ids)
@@ -89,7 +90,7 @@ def _output(
     request_ids: list[int], sampled: SampledTokens, prompt_logprobs: dict[int, list[TokenLogprobs]]
 ) -> ModelRunnerOutput:
     failed = {request_ids[i]: message for i, message in sampled.failed.items()}
-    failed |= dict.fromkeys((i for i, entries in prompt_logprobs.items() if _has_nan(entries)), NOT_FINITE)
+    failed |= dict.fromkeys((i for i, entries in prompt_logprobs.items() if _has_nan(entries)), FAILURES[NOT_FINITE])
     good = [i for i, request_id in enumerate(request_ids) if request_id not in failed]
     logprobs = [sampled.logprobs[i] for i in good]
     return ModelRunnerOutput(
