@@ -20,10 +20,8 @@ __all__ = ["Arena", "Replay", "record"]
 
 Pages = npt.NDArray[np.uint8]
 FACTS = frozenset(["__get__", "data_ptr", "dim", "is_contiguous", "numel", "size", "stride"])
-VIEWS = frozenset(
-    "__getitem__ chunk contiguous expand flatten narrow permute reshape select split squeeze transpose unbind "
-    "unflatten unsqueeze view".split()
-)
+VIEWS = frozenset(["__getitem__", "chunk", "contiguous", "flatten", "narrow", "reshape", "select", "split", "unbind"])
+VIEWS |= {"expand", "permute", "squeeze", "transpose", "unflatten", "unsqueeze", "view"}
 """Of these what copies is refused all the same."""
 
 
@@ -98,13 +96,12 @@ class Replay:
         """Its ops."""
         return len(self._recording)
 
-    def __call__(self, num_rows: int, num_requests: int) -> torch.Tensor:
-        """Compute the first rows of `result`, and return them. They are overwritten by later replays in the arena.
+    def run(self, num_rows: int, num_requests: int) -> None:
+        """Compute the first rows of `result`, which hold until the next replay in the arena.
 
         Raises IndexError for an index that leads outside its tensor.
         """
         self._recording.replay(num_rows, num_requests)
-        return self.result[:num_rows]
 
 
 def record(compute: Callable[[], torch.Tensor], num_rows: int, num_requests: int, arena: Arena) -> Replay:

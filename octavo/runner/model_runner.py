@@ -44,14 +44,13 @@ class ModelRunner:
         self.sampler = Sampler(model_config.vocab_size, ops)
         self.prompt_logprobs = PromptLogprobs()
 
-    @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step. Steps are executed in the order in which they were scheduled."""
         self._update_requests(step)
         inputs = self.batch.prepare(step)
-        self.forward.hidden_states(inputs)
+        self.forward.run(inputs)
         prompt_logprobs = self.prompt_logprobs.compute(step, inputs, self.forward.logits)
-        request_ids = [step.request_ids[i] for i in inputs.sampled]
+        request_ids = [step.request_ids[i] for i in inputs.sampled.tolist()]
         sampled = self._sample(request_ids, inputs, self.forward.logits(inputs.logits_rows))
         self.batch.append(inputs, sampled.token_ids)
         return _output(request_ids, sampled, prompt_logprobs)
