@@ -92,7 +92,7 @@ class Sampler:
         drawn = self._rows[rows]
         drawn["position"] = positions
         failed: dict[int, str] = {}
-        extras = {i: self._extras[row] for i, row in enumerate(rows.tolist()) if row in self._extras}
+        extras = self._extras_of(rows.tolist()) if self._extras else {}
         raw = {i: logits[i].copy() for i, extra in extras.items() if extra.params.logprobs is not None}
         for i, extra in extras.items():
             if not np.isfinite(logits[i].max()):  # a NaN wins
@@ -102,8 +102,9 @@ class Sampler:
         for i, mask in masks.items():
             drawn["mask"][i] = _address(mask, self.vocab_size)
         self._ops.sample_rows(logits, drawn)
-        for i in drawn["status"].nonzero()[0].tolist():
-            failed.setdefault(i, FAILURES[int(drawn["status"][i])])
+        for i, status in enumerate(drawn["status"].tolist()):
+            if status:
+                failed.setdefault(i, FAILURES[status])
         token_ids = drawn["token_id"].astype(np.int64)
         logprobs: list[TokenLogprobs | None] = [None] * len(rows)
         for i, extra in extras.items():
@@ -115,6 +116,9 @@ class Sampler:
             if i in raw:
                 logprobs[i] = token_logprobs(raw[i], token_id, extra.params.logprobs or 0)
         return SampledTokens(token_ids, logprobs, failed)
+
+    def _extras_of(self, rows: list[int]) -> dict[int, _Extra]:
+        return {i: self._extras[row] for i, row in enumerate(rows) if row in self._extras}
 
 
 def _extra(params: SamplingParams, request: NewRequest, vocab_size: int) -> _Extra | None:
