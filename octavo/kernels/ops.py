@@ -11,10 +11,14 @@ key-value heads. T is the only dimension that varies between steps. Activations 
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from octavo.kernels import sampling
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix, round_to_int8
+from octavo.kernels.sampling import SampleRows
 
 __all__ = ["ATTENTION_PARTITION", "QUANT_BLOCK", "Ops", "Weight"]
 
@@ -240,3 +244,12 @@ class Ops:
             weights = torch.softmax(query @ key.transpose(1, 2) * scale, dim=-1)
             out[first:last] = (weights @ value).transpose(0, 1).reshape(last - first, -1).to(qkv.dtype)
         return out
+
+    def sample_rows(self, logits: npt.NDArray[np.float32], rows: SampleRows) -> None:
+        """Draw a token for each row of logits [S, V], which are overwritten; both are arrays of the host.
+
+        rows [S]: the parameters, and the results, which are filled in (`sampling.SAMPLE_ROW`). A row's token depends on
+        its own logits and numbers alone. Noise is Philox-4x32-10 of (seed, choice, position); providers may differ in
+        the rounding of e^x, so where the noise falls within rounding of the edge between two tokens.
+        """
+        sampling.sample_rows(logits, rows)
