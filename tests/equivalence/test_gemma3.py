@@ -1,4 +1,4 @@
-"""Real Gemma 3 270M, with its K-quantised blocks, windows and large vocabulary against transformers and sentencepiece."""
+"""Real Gemma 3 270M, in Q4_K_M, against transformers, and its 262,144 tokens against sentencepiece."""
 
 import time
 from collections.abc import Sequence
