@@ -8,6 +8,7 @@ key-value heads. T is the only dimension that varies between steps. Activations 
 ("dtype" below); the residual stream and every accumulation is float32, rounded once when an op's result is stored.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -124,10 +125,11 @@ class Ops:
 
     def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [T, 2·I] dtype: gelu(first half) · second half -> [T, I] dtype (GeGLU), gelu in its approximation
-        x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) / 2.
+        x · (1 + tanh(u)) / 2 = x · sigmoid(2·u), u = √(2/π) · (x + 0.044715 · x³).
         """
         gate, up = gate_up.float().chunk(2, dim=-1)
-        return (F.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+        doubled = 2 * math.sqrt(2 / math.pi) * gate * (1 + 0.044715 * gate.square())
+        return (gate * torch.sigmoid(doubled) * up).to(gate_up.dtype)
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         """x [T, H] float32 times a number that float32 holds -> [T, H] float32."""
