@@ -130,7 +130,7 @@ def attention_calls(
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     num_heads, num_kv_heads, head_dim, block_size = 9, 3, 64, 16
     blocks = -(-length // block_size)
-    cache = torch.randn(ops.kv_cache_shape(num_requests * blocks, block_size, num_kv_heads, head_dim)).bfloat16()
+    cache = torch.randn(ops.kv_cache_shape(num_requests * blocks, block_size, num_kv_heads, head_dim, torch.bfloat16)).bfloat16()
     table = torch.arange(num_requests * blocks, dtype=torch.int32).view(num_requests, blocks)
     query_start = torch.arange(num_requests + 1, dtype=torch.int32) * num_queries
     seq_lens = torch.full((num_requests,), length, dtype=torch.int32)

@@ -19,12 +19,16 @@
 
 namespace octavo::OCTAVO_ISA {
 
-// 16-bit elements as types of their own, so that loads and stores overload on them.
+// Small elements as types of their own, so that loads and stores overload on them.
 struct bf16 {
     uint16_t bits;
 };
 struct f16 {
     uint16_t bits;
+};
+// Sign, four bits of exponent, three of fraction: "e4m3fn", without infinities (Micikevicius et al., 2022).
+struct f8 {
+    uint8_t bits;
 };
 
 OCTAVO_INLINE uint32_t bits_of(float x) {
@@ -63,6 +67,11 @@ OCTAVO_INLINE Vec load(const bf16* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
 OCTAVO_INLINE Vec load(const f16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+// Its exponent and fraction in their places of a half, whose exponent is biased by 8 more.
+OCTAVO_INLINE Vec load(const f8* p) {
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+    return mul(_mm512_cvtph_ps(_mm256_and_si256(shifted, _mm256_set1_epi16(int16_t(0xbfff)))), set1(256.0f));
+}
 OCTAVO_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
 OCTAVO_INLINE void store(bf16* p, Vec a) {
     const __m512i bits = _mm512_castps_si512(a);
@@ -85,6 +94,24 @@ OCTAVO_INLINE IntVec int_load(const uint8_t* p) { return _mm512_loadu_si512(p); 
 OCTAVO_INLINE Vec to_float(IntVec a) { return _mm512_cvtepi32_ps(a); }
 OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+OCTAVO_INLINE void store_int16(int16_t* p, Vec a) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a)));
+}
+// Sixteen pairs of bytes, widened.
+OCTAVO_INLINE IntVec load_pairs(const int8_t* p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
+}
+// sum plus, in each lane, a pair times the same two values.
+OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
+#if defined(OCTAVO_ISA_avx512vnni)
+    asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(pairs), "m"(*(const int32_t(*))values));
+    return sum;
+#else
+    int32_t both;
+    __builtin_memcpy(&both, values, 4);
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi32(both)));
+#endif
 }
 // sum plus, in each lane, four unsigned weights times the same four signed values.
 OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
@@ -144,6 +171,12 @@ OCTAVO_INLINE Vec load(const f16* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+OCTAVO_INLINE Vec load(const f8* p) {
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+    const __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16(int16_t(0xbfff)));
+    return mul({_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))},
+               set1(256.0f));
+}
 OCTAVO_INLINE void store(float* p, Vec a) {
     _mm256_storeu_ps(p, a.low);
     _mm256_storeu_ps(p + 8, a.high);
@@ -170,7 +203,7 @@ struct IntVec {
 constexpr int kInt8Rows = 2;
 constexpr int kInt8Panels = 1;
 
-OCTAVO_INLINE int32_t int_of(const int8_t* p) {
+OCTAVO_INLINE int32_t int_of(const void* p) {
     int32_t bits;
     __builtin_memcpy(&bits, p, 4);
     return bits;
@@ -184,6 +217,19 @@ OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
     const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
     _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
+}
+OCTAVO_INLINE void store_int16(int16_t* p, Vec a) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(words, 0xd8));
+}
+OCTAVO_INLINE IntVec load_pairs(const int8_t* p) {
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)))};
+}
+OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
+    const __m256i both = _mm256_set1_epi32(int_of(values));
+    return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(pairs.low, both)),
+            _mm256_add_epi32(sum.high, _mm256_madd_epi16(pairs.high, both))};
 }
 OCTAVO_INLINE __m256i dot4_half(__m256i sum, __m256i weight, __m256i all) {
     const __m256i even = _mm256_and_si256(weight, _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16(weight, 8);
@@ -247,6 +293,9 @@ OCTAVO_INLINE f16 narrow(float x) {
 OCTAVO_INLINE Vec load(const float* p) { OCTAVO_LANES(p[i]); }
 OCTAVO_INLINE Vec load(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[i].bits) << 16)); }
 OCTAVO_INLINE Vec load(const f16* p) { OCTAVO_LANES(widen(p[i])); }
+OCTAVO_INLINE Vec load(const f8* p) {
+    OCTAVO_LANES(widen(f16{uint16_t((p[i].bits & 0x80) << 8 | (p[i].bits & 0x7f) << 7)}) * 256.0f);
+}
 OCTAVO_INLINE void store(float* p, Vec a) {
     for (int i = 0; i < int{kLanes}; ++i) p[i] = a.lane[i];
 }
@@ -262,7 +311,7 @@ OCTAVO_INLINE void store(f16* p, Vec a) {
 }
 struct IntVec {
     int32_t lane[kLanes];
-    const uint8_t* bytes;
+    const void* bytes;  // of what is to be multiplied
 };
 constexpr int kInt8Rows = 1;
 constexpr int kInt8Panels = 1;
@@ -277,15 +326,37 @@ OCTAVO_INLINE Vec to_float(IntVec a) { OCTAVO_LANES(float(a.lane[i])); }
 OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     for (int i = 0; i < int{kLanes}; ++i) p[i] = a.lane[i] == a.lane[i] ? int8_t(a.lane[i]) : int8_t{};
 }
+OCTAVO_INLINE void store_int16(int16_t* p, Vec a) {
+    for (int i = 0; i < int{kLanes}; ++i) p[i] = a.lane[i] == a.lane[i] ? int16_t(a.lane[i]) : int16_t{};
+}
+OCTAVO_INLINE IntVec load_pairs(const int8_t* p) { return {{}, p}; }
+OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
+    for (int i = 0; i < int{kLanes}; ++i)
+        for (int j = 0; j < 2; ++j) sum.lane[i] += int(static_cast<const int8_t*>(pairs.bytes)[2 * i + j]) * values[j];
+    return sum;
+}
 OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
     for (int i = 0; i < int{kLanes}; ++i)
-        for (int j = 0; j < 4; ++j) sum.lane[i] += int(weight.bytes[4 * i + j]) * values[j];
+        for (int j = 0; j < 4; ++j) sum.lane[i] += int(static_cast<const uint8_t*>(weight.bytes)[4 * i + j]) * values[j];
     return sum;
 }
 OCTAVO_INLINE Vec load_first(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[2 * i].bits) << 16)); }
 OCTAVO_INLINE Vec load_second(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[2 * i + 1].bits) << 16)); }
 
 #endif
+
+// To the nearest, ties to even. Written for any instruction set, since it is needed once a key only.
+OCTAVO_INLINE void store(f8* p, Vec a) {
+    float lane[kLanes];
+    store(lane, a);
+    for (int i = 0; i < int{kLanes}; ++i) {
+        const uint32_t bits = bits_of(lane[i]), magnitude = bits & 0x7fffffff;
+        const uint32_t normal = (magnitude + 0x7ffff + ((magnitude >> 20) & 1) - (120u << 23)) >> 20;
+        const uint32_t subnormal = bits_of(float_of(magnitude) + 0x1p14f) - bits_of(0x1p14f);
+        p[i].bits = uint8_t((bits >> 24 & 0x80) | ((magnitude < 121u << 23 ? subnormal : normal) & 0x7f));
+    }
+}
+OCTAVO_INLINE void store(int8_t* p, Vec a) { store_int8(p, a); }
 
 // The first n lanes; the others are zero, and memory behind them is not touched.
 template <class T>

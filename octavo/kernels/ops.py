@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-__all__ = ["ATTENTION_PARTITION", "INT8_GROUP", "Ops", "Weight"]
+__all__ = ["ATTENTION_PARTITION", "INT8_GROUP", "KV_SCALE_BYTES", "LARGEST_QUANTIZED", "Ops", "Weight", "quantize_kv"]
 
 ATTENTION_PARTITION = 512
 """Positions in one partition of attention: partial results of fixed partitions, counted from position 0, are merged in
@@ -23,6 +23,12 @@ order, so that the order of additions depends on a token's position alone."""
 
 INT8_GROUP = 32
 """Columns of an int8 matrix that share a scale; activations are quantised in groups of as many, one scale each."""
+
+LARGEST_QUANTIZED = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""What the largest magnitude of a key or a value becomes in a KV cache of these types."""
+
+KV_SCALE_BYTES = 4
+"""Of the float32 scale that each key and each value of a head has in such a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +63,14 @@ class Ops:
         """As `pack`, for values [N, K] int8 from -127 to 127 and their scales [N, ceil(K / INT8_GROUP)] float32."""
         return Weight(values, values.shape[0], values.shape[1], torch.int8, scales)
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of one layer's KV cache, zero-initialised by the runner. Dimension 2 is K then V. Not an op."""
-        return (num_blocks, num_kv_heads, 2, block_size, head_dim)
+    def kv_cache_shape(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
+        """Shape of one layer's KV cache, zero-initialised by the runner. Dimension 2 is K then V. Not an op.
+
+        Elements of int8 and float8_e4m3fn are quantised, and the last dimension has room for a scale.
+        """
+        return (num_blocks, num_kv_heads, 2, block_size, head_dim + KV_SCALE_BYTES * (dtype in LARGEST_QUANTIZED))
 
     def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
         """Rows of `weight` for token_ids [T] int32 -> [T, H] float32 (the residual stream's first value)."""
@@ -147,20 +158,21 @@ class Ops:
 
         qkv [T, (Hq + 2·Hkv)·D] dtype: query heads, then key heads, then value heads.
         positions [T] int32; cos_sin [max_model_len, D] float32: D/2 cosines, then D/2 sines.
-        kv_cache as `kv_cache_shape`, in the cache's dtype; slot_mapping [T] int32: block · block_size + offset.
+        kv_cache as `kv_cache_shape`, in the cache's dtype, where a quantised one stores what `quantize_kv` gives;
+        slot_mapping [T] int32: block · block_size + offset.
         Returns the rotated queries [T, Hq, D] dtype.
         """
         num_tokens = qkv.shape[0]
-        head_dim = kv_cache.shape[-1]
         block_size = kv_cache.shape[3]
-        heads = qkv.float().view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+        heads = qkv.float().view(num_tokens, num_heads + 2 * num_kv_heads, -1)
         rotated, value = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
         cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D/2]
         first, second = rotated.chunk(2, dim=-1)
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         block, offset = slot_mapping.long() // block_size, slot_mapping.long() % block_size
-        kv_cache[block, :, 0, offset] = rotated[:, num_heads:].to(kv_cache.dtype)
-        kv_cache[block, :, 1, offset] = value.to(kv_cache.dtype)
+        rows = kv_cache.view(torch.uint8)  # as bytes, for which torch has every operation
+        rows[block, :, 0, offset] = _cache_rows(rotated[:, num_heads:], kv_cache.dtype)
+        rows[block, :, 1, offset] = _cache_rows(value, kv_cache.dtype)
         return rotated[:, :num_heads].to(qkv.dtype)
 
     def paged_attention(
@@ -178,17 +190,18 @@ class Ops:
         q [T, Hq, D] dtype; request r's queries are rows query_start[r] to query_start[r + 1] and are the last of its
         seq_lens[r] tokens. block_table [R, max_blocks], query_start [R + 1], seq_lens [R]: int32.
         window: how many latest positions a query sees, itself included; 0 for all. Query head h reads key-value head
-        h // (Hq / Hkv). Returns [T, Hq·D] dtype.
+        h // (Hq / Hkv). Returns [T, Hq·D] dtype. With an int8 cache a provider may round queries, and the weights of each
+        partition times the values' scales, to 16 bits, a row's largest magnitude to 32767.
         """
-        _, num_kv_heads, _, block_size, head_dim = kv_cache.shape
-        num_heads = q.shape[1]
+        _, num_kv_heads, _, block_size, _ = kv_cache.shape
+        num_heads, head_dim = q.shape[1:]
         out = torch.empty_like(q)
         starts, lengths = query_start.tolist(), seq_lens.tolist()
         for r, seq_len in enumerate(lengths):
             rows = slice(starts[r], starts[r + 1])
             num_queries = starts[r + 1] - starts[r]
             num_blocks = -(-seq_len // block_size)
-            kv = kv_cache[block_table[r, :num_blocks].long()].float()  # [blocks, Hkv, 2, block_size, D]
+            kv = _read_cache(kv_cache, block_table[r, :num_blocks].long())  # [blocks, Hkv, 2, block_size, D]
             kv = kv.permute(2, 1, 0, 3, 4).reshape(2, num_kv_heads, num_blocks * block_size, head_dim)[:, :, :seq_len]
             key, value = kv.repeat_interleave(num_heads // num_kv_heads, dim=1)  # [Hq, seq_len, D]
             query = q[rows].float().transpose(0, 1)  # [Hq, queries, D]
@@ -219,6 +232,34 @@ class Ops:
             weights = torch.softmax(query @ key.transpose(1, 2) * scale, dim=-1)
             out[first:last] = (weights @ value).transpose(0, 1).reshape(last - first, -1).to(qkv.dtype)
         return out
+
+
+def quantize_kv(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., D] float -> values [..., D] dtype and scales [..., 1] float32: the largest magnitude becomes that of
+    LARGEST_QUANTIZED, the others are rounded to the nearest. A row with a NaN or an infinity gets a NaN for a scale.
+    """
+    most = LARGEST_QUANTIZED[dtype]
+    largest = x.float().abs().amax(dim=-1, keepdim=True)
+    scaled = x.double() * torch.where(largest > 2.0**-118, most / largest, 0.0)
+    scaled = scaled.round() if dtype == torch.int8 else scaled.float()
+    return scaled.nan_to_num(0.0, 0.0, 0.0).to(dtype), torch.where(largest.isfinite(), largest / most, torch.nan)
+
+
+def _cache_rows(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x [..., D] float32 as a cache of dtype stores it: [..., bytes] uint8."""
+    if dtype not in LARGEST_QUANTIZED:
+        return x.to(dtype).view(torch.uint8)
+    values, scales = quantize_kv(x, dtype)
+    return torch.cat((values.view(torch.uint8), scales.view(torch.uint8)), dim=-1)
+
+
+def _read_cache(kv_cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """Those blocks' keys and values: [blocks, Hkv, 2, block_size, D] float32."""
+    rows = kv_cache.view(torch.uint8)[blocks]
+    if kv_cache.dtype not in LARGEST_QUANTIZED:
+        return rows.view(kv_cache.dtype).float()
+    values, scales = rows[..., :-KV_SCALE_BYTES].view(kv_cache.dtype), rows[..., -KV_SCALE_BYTES:].contiguous()
+    return values.float() * scales.view(torch.float32)
 
 
 def _columns(scales: torch.Tensor, num_cols: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ def allocate_kv_caches(
     ops: Ops, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
     """One cache a layer, of `Ops.kv_cache_shape`, filled with zeros."""
-    shape = ops.kv_cache_shape(num_blocks, block_size, model.num_key_value_heads, model.head_dim)
+    shape = ops.kv_cache_shape(num_blocks, block_size, model.num_key_value_heads, model.head_dim, dtype)
     if device.type != "cpu":
         return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_hidden_layers)]
     return [_zeros_on_demand(shape, dtype) for _ in range(model.num_hidden_layers)]
