@@ -240,7 +240,8 @@ def quantize_kv(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torc
     """
     most = LARGEST_QUANTIZED[dtype]
     largest = x.float().abs().amax(dim=-1, keepdim=True)
-    scaled = x.double() * torch.where(largest > 2.0**-118, most / largest, 0.0)
+    inverse = torch.where(largest > 2.0**-118, largest.new_tensor(most) / largest, 0.0)
+    scaled = x.double() * inverse
     scaled = scaled.round() if dtype == torch.int8 else scaled.float()
     return scaled.nan_to_num(0.0, 0.0, 0.0).to(dtype), torch.where(largest.isfinite(), largest / most, torch.nan)
 
