@@ -18,7 +18,7 @@ OCTAVO_INLINE void merge(float* into, const float* next, int64_t dim) {
         return;
     }
     const Vec old_max = set1(into[dim]), next_max = set1(next[dim]), both = max(old_max, next_max);
-    const Vec old_weight = exp(sub(old_max, both)), next_weight = exp(sub(next_max, both));
+    const Vec old_weight = exp_nonpositive(sub(old_max, both)), next_weight = exp_nonpositive(sub(next_max, both));
     for (int64_t d = 0; d < dim; d += kLanes)
         store(into + d, fma(load(into + d), old_weight, mul(load(next + d), next_weight)));
     store(into + dim, both, 1);

@@ -233,7 +233,7 @@ void softmax_row(Work<C>& w, int64_t row, int64_t first, int64_t last, int64_t b
     const float row_max = reduce_max(largest);
     Vec sum = set1(0.0f);
     for (int64_t j = begin; j < end; j += kLanes) {
-        const Vec weight = exp(sub(load(score + j), set1(row_max)));
+        const Vec weight = exp_nonpositive(sub(load(score + j), set1(row_max)));
         sum = add(sum, weight);
         const Vec scaled = kQuantized<C> ? mul(weight, value_scales(w, j / kLanes, first, last)) : weight;
         if constexpr (kInteger<C>) store(score + j, scaled);

@@ -390,15 +390,8 @@ OCTAVO_INLINE float reduce_max(Vec a) {
     return reduce(a, [](float x, float y) { return x > y ? x : y; });
 }
 
-// e^x to about 1 ulp: x = n·ln 2 + r, a polynomial fitted for the least relative error (4e-9) in r, scaled by 2^n in
-// two steps so that both ends are reached: infinity above, zero below. NaN stays NaN.
-OCTAVO_INLINE Vec exp(Vec x) {
-    const Vec shift = set1(0x1.8p23f);  // adding it rounds to an integer, which then lies in the low bits
-    x = min(set1(89.0f), max(set1(-104.0f), x));
-    const Vec shifted = fma(x, set1(0x1.715476p+0f), shift);
-    const Vec n = sub(shifted, shift);
-    const Vec half_shifted = fma(n, set1(0.5f), shift);
-    const Vec rest_shifted = add(sub(n, sub(half_shifted, shift)), shift);
+// e^r for x = n·ln 2 + r: a polynomial fitted for the least relative error, 4e-9.
+OCTAVO_INLINE Vec exp_polynomial(Vec x, Vec n) {
     Vec r = fma(n, set1(-0x1.62e4p-1f), x);
     r = fma(n, set1(-0x1.7f7d1cp-20f), r);
     Vec p = set1(0x1.6a23d0p-10f);
@@ -406,8 +399,27 @@ OCTAVO_INLINE Vec exp(Vec x) {
     p = fma(p, r, set1(0x1.5558f2p-5f));
     p = fma(p, r, set1(0x1.555492p-3f));
     p = fma(p, r, set1(0x1.fffffcp-2f));
-    p = fma(mul(p, r), r, add(r, set1(1.0f)));
+    return fma(mul(p, r), r, add(r, set1(1.0f)));
+}
+// e^x to about 1 ulp, scaled by 2^n in two steps so that both ends are reached: infinity above, zero below. NaN stays
+// NaN.
+OCTAVO_INLINE Vec exp(Vec x) {
+    const Vec shift = set1(0x1.8p23f);  // adding it rounds to an integer, which then lies in the low bits
+    x = min(set1(89.0f), max(set1(-104.0f), x));
+    const Vec shifted = fma(x, set1(0x1.715476p+0f), shift);
+    const Vec n = sub(shifted, shift);
+    const Vec half_shifted = fma(n, set1(0.5f), shift);
+    const Vec rest_shifted = add(sub(n, sub(half_shifted, shift)), shift);
+    const Vec p = exp_polynomial(x, n);
     return mul(mul(p, pow2(half_shifted)), pow2(rest_shifted));
+}
+
+// As exp, for x up to 0: one step reaches the end, where what is left is flushed to 0.
+OCTAVO_INLINE Vec exp_nonpositive(Vec x) {
+    const Vec shift = set1(0x1.8p23f);
+    x = max(set1(-88.0f), x);  // 2^-127 is 0 in `pow2`
+    const Vec shifted = fma(x, set1(0x1.715476p+0f), shift);
+    return mul(exp_polynomial(x, sub(shifted, shift)), pow2(shifted));
 }
 
 // fn(unit) for each unit in [0, num_units), on the pool.

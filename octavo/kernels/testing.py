@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.ops import INT8_GROUP, Ops, quantize_kv
+from octavo.kernels.ops import INT8_GROUP, LARGEST_QUANTIZED, Ops, quantize_kv
 
 __all__ = [
     "Expected",
@@ -236,11 +236,14 @@ class KVInputs:
         return blocks.view(self.blocks_per_request, count).T.contiguous()
 
     def cache(self, ops: Ops, dtype: torch.dtype, fill: float = 0.0) -> torch.Tensor:
-        """A cache full of `fill`, then with all keys and values written to it, unrotated."""
+        """A cache full of `fill` (a quantised one, if that is not 0, of NaN), then with all keys and values written to it, unrotated."""
         num_kv_heads, head_dim = self.keys[0].shape[1:]
         num_blocks = 1 + self.blocks_per_request * len(self.lengths)
         shape = ops.kv_cache_shape(num_blocks, self.block_size, num_kv_heads, head_dim, dtype)
-        cache = torch.full(shape, -1 if dtype == torch.int8 and fill != 0.0 else fill, dtype=dtype)  # scales of all ones: NaN
+        if dtype in LARGEST_QUANTIZED and fill != 0.0:
+            cache = torch.full(shape, 0xFF, dtype=torch.uint8).view(dtype)  # whose scales are NaN
+        else:
+            cache = torch.full(shape, fill, dtype=dtype)
         unrotated = torch.cat((torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)), dim=1)
         table = self.block_table()
         for r, length in enumerate(self.lengths):

@@ -10,11 +10,20 @@ from octavo.kernels.ops import Ops
 
 __all__ = ["allocate_kv_caches"]
 
+KV_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+
 
 def allocate_kv_caches(
-    ops: Ops, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ops: Ops, model: ModelConfig, num_blocks: int, block_size: int, kv_cache_dtype: str, device: torch.device
 ) -> list[torch.Tensor]:
     """One cache a layer, of `Ops.kv_cache_shape`, filled with zeros."""
+    dtype = KV_DTYPES[kv_cache_dtype]
     shape = ops.kv_cache_shape(num_blocks, block_size, model.num_key_value_heads, model.head_dim, dtype)
     if device.type != "cpu":
         return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_hidden_layers)]

@@ -40,7 +40,7 @@ class ModelRunner:
         self.device = device
         self.dtype = getattr(torch, config.dtype)
         self.kv_caches = allocate_kv_caches(
-            ops, model_config, config.num_blocks, config.block_size, getattr(torch, config.kv_cache_dtype), device
+            ops, model_config, config.num_blocks, config.block_size, config.kv_cache_dtype, device
         )
         self.batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
         self.sampler = Sampler(model_config.vocab_size)

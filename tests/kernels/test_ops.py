@@ -24,6 +24,7 @@ from octavo.kernels.testing import (
 )
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+QUANTIZED = [torch.int8, torch.float8_e4m3fn]
 MATRICES = [(1, 1, 1), (1, 576, 960), (2, 33, 50), (5, 7, 17), (8, 64, 48), (13, 100, 31), (70, 48, 100)]  # M, K, N
 
 
@@ -208,7 +209,7 @@ def test_rope_rotates_queries(ops: Ops, dtype: torch.dtype, cache_dtype: torch.d
     heads = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
     positions = torch.arange(num_tokens, dtype=torch.int32).flip(0)
     cos_sin = torch.randn(num_tokens, head_dim)
-    cache = torch.zeros(ops.kv_cache_shape(3, 16, num_kv_heads, head_dim), dtype=cache_dtype)
+    cache = torch.zeros(ops.kv_cache_shape(3, 16, num_kv_heads, head_dim, cache_dtype), dtype=cache_dtype)
     slots = torch.arange(num_tokens, dtype=torch.int32) + 16
     q = ops.rope_write_kv(heads.flatten(1), positions, cos_sin, cache, slots, num_heads, num_kv_heads)
     assert q.dtype == dtype
@@ -224,7 +225,7 @@ def test_rope_rotates_keys_as_queries(ops: Ops) -> None:
     positions = torch.arange(num_tokens, dtype=torch.int32)
     angle = torch.outer(torch.arange(num_tokens), 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim))
     cos_sin = torch.cat((angle.cos(), angle.sin()), dim=1)
-    cache = torch.zeros(ops.kv_cache_shape(2, 32, 1, head_dim))
+    cache = torch.zeros(ops.kv_cache_shape(2, 32, 1, head_dim, torch.float32))
     q = ops.rope_write_kv(torch.cat((head, head, value), 1).flatten(1), positions, cos_sin, cache, positions, 1, 1)
     table, starts = torch.tensor([[0]], dtype=torch.int32), torch.tensor([0, num_tokens], dtype=torch.int32)
     out = ops.paged_attention(q, cache, table, starts, torch.tensor([num_tokens], dtype=torch.int32), 1.0, 0)
@@ -244,10 +245,39 @@ def test_paged_attention(ops: Ops, dtype: torch.dtype, cache_dtype: torch.dtype,
         assert_within(out, inputs.expected(cache_dtype))
 
 
+@pytest.mark.parametrize("cache_dtype", QUANTIZED)
+@pytest.mark.parametrize("heads", [(1, 1, 16), (9, 3, 64), (5, 5, 48)])
+def test_paged_attention_over_a_quantised_cache(
+    ops: Ops, cache_dtype: torch.dtype, heads: tuple[int, int, int]
+) -> None:
+    """A request of one token gives its value as the cache has it."""
+    for dtype in DTYPES:
+        for window in (0, 7):
+            inputs = KVInputs.random([1, 33, 100, 16], [1, 9, 1, 16], *heads, dtype, window=window)
+            assert_within(inputs.attend(ops, inputs.cache(ops, cache_dtype)), inputs.expected(cache_dtype))
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, *QUANTIZED])
+@pytest.mark.parametrize("head_dim", [80, 96, 112, 128, 192, 256])
+def test_paged_attention_of_every_head_size(ops: Ops, cache_dtype: torch.dtype, head_dim: int) -> None:
+    inputs = KVInputs.random([50, 20], [3, 1], 4, 2, head_dim, torch.bfloat16, window=33)
+    assert_within(inputs.attend(ops, inputs.cache(ops, cache_dtype)), inputs.expected(cache_dtype))
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, *QUANTIZED])
 @pytest.mark.parametrize("window", [0, 300, 600])
-def test_paged_attention_across_partitions(ops: Ops, window: int) -> None:
+def test_paged_attention_across_partitions(ops: Ops, window: int, cache_dtype: torch.dtype) -> None:
     inputs = KVInputs.random([1100, 513, 512], [1, 3, 20], 4, 2, 16, torch.float32, block_size=32, window=window)
-    assert_within(inputs.attend(ops, inputs.cache(ops, torch.float32)), inputs.expected(torch.float32))
+    assert_within(inputs.attend(ops, inputs.cache(ops, cache_dtype)), inputs.expected(cache_dtype))
+
+
+@pytest.mark.parametrize("cache_dtype", QUANTIZED)
+def test_keys_and_values_of_any_magnitude_are_quantised_each_by_its_own(ops: Ops, cache_dtype: torch.dtype) -> None:
+    inputs = KVInputs.random([40], [4], 2, 2, 32, torch.float32)
+    inputs.keys[0].mul_(torch.logspace(-30, 0, 40).view(-1, 1, 1))
+    inputs.values[0].mul_(torch.logspace(4, -4, 40).view(-1, 1, 1))
+    inputs.values[0][7, 1] = 0.0
+    assert_within(inputs.attend(ops, inputs.cache(ops, cache_dtype)), inputs.expected(cache_dtype))
 
 
 def test_paged_attention_with_scores_far_apart(ops: Ops) -> None:
