@@ -51,7 +51,6 @@ def test_a_quantised_cache_holds_about_twice_the_blocks() -> None:
     assert blocks["int8"] / blocks["float16"] == pytest.approx(2 * 128 / (128 + 4), rel=0.001)
 
 
-
 def test_defaults_are_derived_and_explained() -> None:
     resolved = resolve(EngineConfig(model="m"), facts())
     assert (resolved.dtype, resolved.kv_cache_dtype, resolved.max_model_len) == ("float16", "float16", 4096)

@@ -28,7 +28,9 @@ def dtype_code(dtype: torch.dtype) -> int:
 def cache_dtype_code(dtype: torch.dtype) -> int:
     code = CACHE_DTYPE_CODES.get(dtype)
     if code is None:
-        raise TypeError(f"a KV cache of the cpu kernels is one of {', '.join(map(str, CACHE_DTYPE_CODES))}, not {dtype}")
+        raise TypeError(
+            f"a KV cache of the cpu kernels is one of {', '.join(map(str, CACHE_DTYPE_CODES))}, not {dtype}"
+        )
     return code
 
 

@@ -236,7 +236,8 @@ class KVInputs:
         return blocks.view(self.blocks_per_request, count).T.contiguous()
 
     def cache(self, ops: Ops, dtype: torch.dtype, fill: float = 0.0) -> torch.Tensor:
-        """A cache full of `fill` (a quantised one, if that is not 0, of NaN), then with all keys and values written to it, unrotated."""
+        """A cache full of `fill`, then with all keys and values written to it, unrotated. A quantised one is full of
+        NaN where `fill` is not 0."""
         num_kv_heads, head_dim = self.keys[0].shape[1:]
         num_blocks = 1 + self.blocks_per_request * len(self.lengths)
         shape = ops.kv_cache_shape(num_blocks, self.block_size, num_kv_heads, head_dim, dtype)

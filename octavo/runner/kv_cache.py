@@ -8,7 +8,7 @@ import torch
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.kernels.ops import Ops
 
-__all__ = ["allocate_kv_caches"]
+__all__ = ["allocate_kv_caches", "zeros_on_demand"]
 
 KV_DTYPES = {
     "float32": torch.float32,
@@ -27,11 +27,13 @@ def allocate_kv_caches(
     shape = ops.kv_cache_shape(num_blocks, block_size, model.num_key_value_heads, model.head_dim, dtype)
     if device.type != "cpu":
         return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_hidden_layers)]
-    return [_zeros_on_demand(shape, dtype) for _ in range(model.num_hidden_layers)]
+    return [zeros_on_demand(shape, dtype) for _ in range(model.num_hidden_layers)]
 
 
-def _zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros whose memory the kernel hands out when first written: an idle pool costs nothing, and no start-up time."""
     num_bytes = int(np.prod(shape)) * dtype.itemsize
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # attention jumps from block to block: fewer address translations
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
