@@ -165,9 +165,9 @@ def attention_calls(
     table = torch.randperm(num_requests * blocks).to(torch.int32).view(num_requests, blocks)
     cos_sin = torch.randn(length, head_dim)
     everything = torch.arange(length, dtype=torch.int32)
-    for request in range(num_requests):
+    for r in range(num_requests):
         kv = torch.randn(length, 2 * num_kv_heads * head_dim).bfloat16()
-        slots = table[request, everything // block_size] * block_size + everything % block_size
+        slots = table[r, everything // block_size] * block_size + everything % block_size
         ops.rope_write_kv(kv, everything, cos_sin, cache, slots, 0, num_kv_heads)
     query_start = torch.arange(num_requests + 1, dtype=torch.int32) * num_queries
     seq_lens = torch.full((num_requests,), length, dtype=torch.int32)

@@ -96,7 +96,8 @@ def main() -> None:
 def compare(runs: list[Run], token_ids: torch.Tensor, window: int) -> int:
     """Count every run's predictions against the first one's; returns how many tokens were predicted."""
     num_predicted = 0
-    for tokens in token_ids.split(window):
+    for start in range(0, len(token_ids), window):
+        tokens = token_ids[start : start + window]
         for first in range(0, len(tokens) - 1, CHUNK):
             targets = tokens[first + 1 : first + CHUNK + 1]
             inputs = tokens[first : first + len(targets)]

@@ -190,8 +190,9 @@ class Ops:
         q [T, Hq, D] dtype; request r's queries are rows query_start[r] to query_start[r + 1] and are the last of its
         seq_lens[r] tokens. block_table [R, max_blocks], query_start [R + 1], seq_lens [R]: int32.
         window: how many latest positions a query sees, itself included; 0 for all. Query head h reads key-value head
-        h // (Hq / Hkv). Returns [T, Hq·D] dtype. Over an int8 cache a provider may round queries, and a partition's weights
-        times the values' scales, to 16 bits: a row's largest magnitude becomes 32767.
+        h // (Hq / Hkv). Returns [T, Hq·D] dtype.
+        Over an int8 cache a provider may round queries, and a partition's weights times the values' scales, to 16 bits:
+        a row's largest magnitude becomes 32767.
         """
         _, num_kv_heads, _, block_size, _ = kv_cache.shape
         num_heads, head_dim = q.shape[1:]
