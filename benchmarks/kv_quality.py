@@ -36,6 +36,7 @@ class Run:
     ops: Ops
     dtype: torch.dtype
     kv_caches: list[torch.Tensor]
+    block_tables: tuple[torch.Tensor, ...]  # of each group of layers [1, blocks] int32: blocks one after the other
     nats: float = 0.0
     divergence: float = 0.0
     num_agreed: int = 0
@@ -47,8 +48,8 @@ class Run:
             ops=self.ops,
             dtype=self.dtype,
             positions=positions,
-            slot_mapping=positions,
-            block_table=torch.arange(self.kv_caches[0].shape[0], dtype=torch.int32).unsqueeze(0),
+            slot_mappings=tuple(positions + table[0, 0] * BLOCK_SIZE for table in self.block_tables),
+            block_tables=self.block_tables,
             query_start=torch.tensor([0, len(token_ids)], dtype=torch.int32),
             seq_lens=torch.tensor([first + len(token_ids)], dtype=torch.int32),
             kv_caches=self.kv_caches,
@@ -81,8 +82,10 @@ def main() -> None:
     )
     names, num_blocks = [args.dtype, *args.kv_cache_dtypes.split(",")], -(-args.window // BLOCK_SIZE)
     device = torch.device("cpu")
-    caches = [allocate_kv_caches(ops, checkpoint.config, num_blocks, BLOCK_SIZE, name, device) for name in names]
-    runs = [Run(model, ops, dtype, kv_caches) for kv_caches in caches]
+    num_groups, config = len(checkpoint.config.kv_groups), checkpoint.config
+    blocks = torch.arange(num_groups * num_blocks, dtype=torch.int32).view(num_groups, 1, num_blocks)
+    caches = [allocate_kv_caches(ops, config, num_groups * num_blocks, BLOCK_SIZE, name, device) for name in names]
+    runs = [Run(model, ops, dtype, kv_caches, blocks.unbind(0)) for kv_caches in caches]
     num_predicted = compare(runs, token_ids, args.window)
     print(f"{num_predicted} tokens in windows of {args.window}, {args.dtype}, {args.backend}\n")
     print("| KV cache | perplexity | change | divergence | agreement |\n|---|---|---|---|---|")

@@ -1,101 +1,96 @@
-"""Peers and octavo on the same work, by turns, and the ratio of the medians.
+"""Peers and octavo on the same work, by turns: medians, their ratios, and the machine's ceilings of that run.
 
-    python benchmarks/peers.py [--rounds 3] [--requests 64] [--input-len 128] [--output-len 128]
+    python benchmarks/peers.py batch-http octavo:bf16 vllm:bf16 llama.cpp:q4_0 --models DIR [--rounds 3]
+        [--llama DIR] [--openvino PYTHON] [--vllm COMMAND]
 
-The work: requests of random token ids, all at once, each answered with a fixed number of tokens. octavo is measured
-over HTTP by `octavo bench serve`, against a server of its own; transformers generates one static batch in a process of
-its own. Nothing else should run meanwhile: the machine's state is part of the figure, so only the ratios of one run
-mean something.
+Loads (64 requests of 128 random prompt tokens and 128 generated, unless said otherwise):
+    batch-http     all at once, over HTTP, one client for all engines
+    batch-offline  all at once, without HTTP
+    stream-http    4 requests, one after the other
+    prompt         one prompt of 512 tokens, without HTTP
+    prefix-http    64 requests, 512 shared + 32 own + 32 generated tokens, 16 at once
+Contestants are engine:format; formats are the files that `peer_models.py` makes, and for octavo also int8 and int4,
+quantised at load. Ratios are the first contestant's median to each other's. Nothing else should run meanwhile: the
+machine's state is part of every figure, so only ratios of one run mean something.
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from octavo.cli.bench.server_start import free_port
+from contestants import Figures, Load, Peers, Server, run_offline, run_prompt, serve
+from kernels import Ceilings
 
-OCTAVO = str(Path(sys.executable).parent / "octavo")
+LOADS = {
+    "batch-http": Load(64, 0, 128, 128, 64),
+    "batch-offline": Load(64, 0, 128, 128, 64),
+    "stream-http": Load(4, 0, 128, 128, 1),
+    "prompt": Load(1, 0, 512, 1, 1),
+    "prefix-http": Load(64, 512, 32, 32, 16),
+}
+LOWER_IS_BETTER = ("TTFT ms", "TPOT ms")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="octavo against its peers, by turns.")
-    parser.add_argument("--model", required=True, help="a .gguf file that transformers reads too")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--input-len", type=int, default=128)
-    parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--run", choices=PEERS, help="measure this one alone and print its output tokens/s")
-    args = parser.parse_args()
-    if args.run:
-        print(json.dumps(PEERS[args.run](args)))
-        return
-    figures: dict[str, list[float]] = {name: [] for name in PEERS}
-    for index in range(args.rounds):
-        for name in PEERS:
-            command = [sys.executable, __file__, *sys.argv[1:], "--run", name]
-            printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            figures[name].append(float(json.loads(printed.splitlines()[-1])))
-            print(f"round {index + 1}: {name}: {figures[name][-1]:.1f} output tokens/s", flush=True)
-    medians = {name: statistics.median(values) for name, values in figures.items()}
-    for name, median in medians.items():
-        print(f"{name}: median {median:.1f} output tokens/s; octavo is {medians['octavo'] / median:.2f} times as fast")
-
-
-def run_octavo(args: argparse.Namespace) -> float:
-    """A server's output tokens per second, with the time from the first request to the last token."""
-    port = free_port()
-    server = subprocess.Popen(
-        [OCTAVO, "serve", args.model, f"--port={port}", "--disable-access-log", "--served-model-name=model"],
-        stdout=sys.stderr,
-    )
+    args = parse_arguments()
+    peers = Peers(args.models, args.llama, args.openvino, args.vllm)
+    servers: dict[str, Server] = {}
+    ceilings = Ceilings()
+    figures: dict[str, list[Figures]] = {contestant: [] for contestant in args.contestants}
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            result = Path(folder) / "result.json"
-            load = [f"--random-input-len={args.input_len}", f"--random-output-len={args.output_len}"]
-            where = ["--save-result", f"--result-dir={folder}", f"--result-filename={result.name}"]
-            model = [f"--port={port}", "--model=model", f"--tokenizer={args.model}"]
-            command = [OCTAVO, "bench", "serve", *model, f"--num-prompts={args.requests}", *load, *where]
-            subprocess.run(command, check=True, stdout=sys.stderr)
-            report = json.loads(result.read_text())
-        assert report["failed"] == 0
-        return float(report["output_throughput"])
+        if args.load.endswith("-http"):
+            for contestant in args.contestants:
+                servers[contestant] = serve(*contestant.split(":"), peers)
+        for index in range(args.rounds):
+            for contestant in args.contestants:
+                measured = measure(args.load, contestant, index, servers, peers)
+                figures[contestant].append(measured)
+                shown = ", ".join(f"{name} {value:.1f}" for name, value in measured.items())
+                print(f"round {index + 1}: {contestant}: {shown}", flush=True)
+                ceilings.measure()
     finally:
-        server.terminate()
-        server.wait()
+        for server in servers.values():
+            server.close()
+    print(f"\nceilings of this run: {ceilings}\n")
+    print_table(figures)
 
 
-def run_transformers(args: argparse.Namespace) -> float:
-    """One static batch in bfloat16, with all threads, after a short one for warming up."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    path = Path(args.model)
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-    ).eval()
-    generator = torch.Generator().manual_seed(0)
-    shape = (args.requests, args.input_len)
-    prompts = torch.randint(0, model.config.vocab_size, shape, generator=generator)
-    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    with torch.inference_mode():
-        model.generate(prompts[:, :8], max_new_tokens=2, min_new_tokens=2, **options)
-        start = time.perf_counter()
-        output = model.generate(prompts, max_new_tokens=args.output_len, min_new_tokens=args.output_len, **options)
-        seconds = time.perf_counter() - start
-    num_tokens = output.shape[0] * (output.shape[1] - args.input_len)
-    assert num_tokens == args.requests * args.output_len
-    return float(num_tokens / seconds)
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="octavo against its peers, by turns.")
+    parser.add_argument("load", choices=LOADS)
+    parser.add_argument("contestants", nargs="+", metavar="ENGINE:FORMAT")
+    parser.add_argument("--models", type=Path, required=True, help="the folder that peer_models.py made")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--llama", type=Path, default=Path(), help="folder of llama-server and llama-bench")
+    parser.add_argument("--openvino", type=Path, default=Path("python"), help="a Python that has openvino_genai")
+    parser.add_argument("--vllm", type=Path, default=Path("vllm"), help="the vllm command")
+    return parser.parse_args()
 
 
-PEERS: dict[str, Callable[[argparse.Namespace], float]] = {"octavo": run_octavo, "transformers": run_transformers}
+def measure(load_name: str, contestant: str, index: int, servers: dict[str, Server], peers: Peers) -> Figures:
+    load, (engine, name) = LOADS[load_name], contestant.split(":")
+    if contestant in servers:
+        return servers[contestant].measure(load, seed=index + 1)
+    run = run_prompt if load_name == "prompt" else run_offline
+    return run(engine, name, load, index + 1, peers)
+
+
+def print_table(figures: dict[str, list[Figures]]) -> None:
+    names = list(next(iter(figures.values()))[0])
+    medians = {
+        contestant: {name: statistics.median(measured[name] for measured in rounds) for name in names}
+        for contestant, rounds in figures.items()
+    }
+    first = next(iter(medians.values()))
+    print("| | " + " | ".join(f"{name} | ratio" for name in names) + " |")
+    print("|---|" + "---|---|" * len(names))
+    for contestant, values in medians.items():
+        cells = []
+        for name, value in values.items():
+            ratio = value / first[name] if name in LOWER_IS_BETTER else first[name] / value
+            cells.append(f"{value:.1f} | {ratio:.2f}")
+        print(f"| {contestant} | " + " | ".join(cells) + " |")
+
 
 if __name__ == "__main__":
     main()

@@ -6,10 +6,13 @@ carry vLLM's names; the command line is generated from these classes.
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from octavo.checkpoint.generation_config import resolve_sampling_defaults
 from octavo.checkpoint.model_config import ModelConfig, PoolingConfig
+from octavo.core.eviction import EvictionPolicyName
+from octavo.core.kv_groups import capacity_tokens, most_blocks
+from octavo.core.scheduler import AdmissionPolicy, SchedulingPolicy
 from octavo.errors import ConfigError
 from octavo.text.reasoning import REASONING_FORMATS
 from octavo.text.tool_calls import TOOL_FORMATS
@@ -70,8 +73,8 @@ class EngineConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Type of the KV cache; auto: as --dtype. int8 and fp8 (e4m3) take about half of 16 bits; each key and each value "
-        "of a head has a scale.",
+        "Type of the KV cache; auto: as --dtype. int8 and fp8 (e4m3) take about half of 16 bits; each key and each "
+        "value of a head has a scale.",
         choices=("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"),
     )
     max_model_len: int | None = option(None, "Most tokens of prompt and output together; default: the model's own.")
@@ -83,6 +86,23 @@ class EngineConfig:
     )
     block_size: int = option(16, "Tokens in a KV block: a multiple of 16.")
     enable_prefix_caching: bool = option(True, "Keep the KV of finished prompts and reuse it.")
+    kv_eviction_policy: str = option(
+        "lru",
+        "Which kept KV block is given up first: the least recently used, the first kept, or any.",
+        choices=("lru", "fifo", "random"),
+    )
+    scheduling_policy: str = option(
+        "fcfs",
+        "fcfs: first come, first served; priority: the lowest value of the request field priority first, which also "
+        "preempts higher ones. Every 256 steps of waiting count for one value less.",
+        choices=("fcfs", "priority"),
+    )
+    admission_policy: str = option(
+        "predicted",
+        "predicted: a request starts when the KV pool will probably hold it to its end, going by past outputs; "
+        "greedy: when the pool holds it now, which preempts more.",
+        choices=("predicted", "greedy"),
+    )
     gpu_memory_utilization: float | None = option(
         None, "Share of the free memory that weights and KV pool may take (on the CPU too: of the container's memory)."
     )
@@ -207,9 +227,12 @@ class ResolvedConfig:
     max_num_batched_tokens: int
     block_size: int
     num_blocks: int
-    num_groups: int = 1
-    """Groups of layers that share block tables; encoders have none."""
+    group_windows: tuple[int, ...] = (0,)
+    """The window of each group of layers that share a block table, 0 for none; encoders have no groups."""
     enable_prefix_caching: bool
+    kv_eviction_policy: EvictionPolicyName = "lru"
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    admission_policy: AdmissionPolicy = "predicted"
     enforce_eager: bool
     provider: str
     num_threads: int
@@ -225,13 +248,17 @@ class ResolvedConfig:
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens that one request can have computed at once."""
-        return self.num_blocks * self.block_size if self.num_groups else self.max_num_batched_tokens
+        if not self.group_windows:
+            return self.max_num_batched_tokens
+        return capacity_tokens(self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens)
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str) -> int:
-    """Bytes of KV cache one token takes over all layers: 2·L·N_kv·(D·B + the scale's)."""
+    """Bytes of KV cache one token takes in a block of any group: 2·L·N_kv·(D·B + the scale's), of the L layers of the
+    largest group."""
     element, scale = KV_BYTES[kv_cache_dtype]
-    return 2 * model.num_hidden_layers * model.num_key_value_heads * (model.head_dim * element + scale)
+    per_layer = 2 * model.num_key_value_heads * (model.head_dim * element + scale)
+    return max(len(group.layers) for group in model.kv_groups) * per_layer
 
 
 def _gib(num_bytes: float) -> str:
@@ -259,9 +286,9 @@ def _longest_context(model: ModelConfig) -> tuple[int, str]:
     longest, rope = model.max_position_embeddings, model.rope
     if rope.rope_type == "yarn" and rope.original_max_position_embeddings is not None:
         scaled = int(rope.original_max_position_embeddings * rope.factor)
-    elif rope.rope_type == "linear":
+    elif rope.rope_type == "linear" and model.local_rope is None:
         scaled = int(longest * rope.factor)
-    else:  # llama3's max_position_embeddings is the scaled length already
+    else:  # llama3's and Gemma 3's max_position_embeddings is the scaled length already
         scaled = longest
     if scaled > longest:
         return scaled, f"the model's {rope.rope_type} rotary scaling by {rope.factor:g}"
@@ -346,7 +373,13 @@ def _resolve_kv_bytes(
 
 
 def _resolve_num_blocks(
-    config: EngineConfig, facts: Facts, dtype: str, kv_cache_dtype: str, max_model_len: int, reasons: _Reasons
+    config: EngineConfig,
+    facts: Facts,
+    dtype: str,
+    kv_cache_dtype: str,
+    max_model_len: int,
+    max_step_tokens: int,
+    reasons: _Reasons,
 ) -> int:
     """Blocks of the KV pool. Raises ConfigError where there is no room for one beside the weights."""
     bytes_per_weight = DTYPE_BYTES[dtype] if config.quantization == "none" else INT8_BYTES
@@ -359,7 +392,9 @@ def _resolve_num_blocks(
             )
         return 0
     block_bytes = kv_bytes_per_token(facts.model, kv_cache_dtype) * config.block_size
-    blocks_per_seq = -(-max_model_len // config.block_size)
+    blocks_per_seq = sum(
+        most_blocks(group.window, max_model_len, config.block_size, max_step_tokens) for group in facts.model.kv_groups
+    )
     most = config.max_num_seqs * blocks_per_seq * block_bytes
     pool_bytes, pool_option = _resolve_kv_bytes(config, facts, weights_bytes, most, reasons)
     if pool_bytes < block_bytes:
@@ -394,7 +429,7 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         kv_cache_dtype = dtype
     max_model_len = _resolve_max_model_len(config, facts, reasons)
     budget = _resolve_token_budget(config, facts, max_model_len, reasons)
-    num_blocks = _resolve_num_blocks(config, facts, dtype, kv_cache_dtype, max_model_len, reasons)
+    num_blocks = _resolve_num_blocks(config, facts, dtype, kv_cache_dtype, max_model_len, budget, reasons)
     if facts.provider == "reference":
         reasons.note("attention-backend", "REFERENCE", "plain torch; the native kernels are not used")
     return ResolvedConfig(
@@ -406,8 +441,11 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         max_num_batched_tokens=budget,
         block_size=config.block_size,
         num_blocks=num_blocks,
-        num_groups=0 if facts.model.is_encoder else 1,
+        group_windows=tuple(group.window for group in facts.model.kv_groups),
         enable_prefix_caching=config.enable_prefix_caching and not facts.model.is_encoder,
+        kv_eviction_policy=cast(EvictionPolicyName, config.kv_eviction_policy),
+        scheduling_policy=cast(SchedulingPolicy, config.scheduling_policy),
+        admission_policy=cast(AdmissionPolicy, config.admission_policy),
         enforce_eager=config.enforce_eager,
         provider=facts.provider,
         num_threads=facts.num_threads,

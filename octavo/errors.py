@@ -74,11 +74,13 @@ class RequestTimeoutError(RequestFailedError):
 
 
 class EngineBusyError(OctavoError):
-    """Refused before it was queued. `retry_after_s` is when to come back, in seconds."""
+    """Refused before it was queued. `retry_after_s` is when to come back, in seconds; `reason` names the full queue's
+    measure: queued_reqs or queued_tokens."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float, reason: str = "queued_reqs") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class EngineDeadError(OctavoError):

@@ -192,7 +192,7 @@ def encoder_facts(**changes: Any) -> Facts:
 def test_an_encoder_pools_as_its_files_say_and_has_no_kv_pool() -> None:
     resolved = resolve(EngineConfig(model="m"), encoder_facts())
     assert resolved.pooling == MINILM.pooling
-    assert (resolved.num_groups, resolved.num_blocks, resolved.enable_prefix_caching) == (0, 0, False)
+    assert (resolved.group_windows, resolved.num_blocks, resolved.enable_prefix_caching) == ((), 0, False)
     assert resolved.kv_capacity_tokens == resolved.max_num_batched_tokens
     assert ("--runner", "pooling: an encoder") in resolved.reasons
     without_files = dataclasses.replace(MINILM, pooling=None)
@@ -232,7 +232,7 @@ def test_an_encoder_does_not_generate() -> None:
 def test_a_decoder_pools_when_told_or_when_its_files_say_so() -> None:
     assert resolve(EngineConfig(model="m"), facts()).pooling is None
     told = resolve(EngineConfig(model="m", runner="pooling"), facts())
-    assert (told.pooling, told.num_groups) == (PoolingConfig(mode="last"), 1)
+    assert (told.pooling, told.group_windows) == (PoolingConfig(mode="last"), (0,))
     by_files = facts(model=dataclasses.replace(LLAMA_2_7B, pooling=PoolingConfig(mode="last", normalize=False)))
     assert resolve(EngineConfig(model="m"), by_files).pooling == PoolingConfig(mode="last", normalize=False)
     assert resolve(EngineConfig(model="m", runner="generate"), by_files).pooling is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
+from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 
@@ -42,6 +42,14 @@ YARN_ROPE = {
 }
 
 
+GEMMA3: dict[str, Any] = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 48,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+
+
 def _config(family: str, **overrides: Any) -> PreTrainedConfig:
     sizes = SIZES | overrides
     match family:
@@ -64,6 +72,14 @@ def _config(family: str, **overrides: Any) -> PreTrainedConfig:
             return Qwen2Config(**sizes, use_sliding_window=False)
         case "qwen2-window":
             return Qwen2Config(**sizes, use_sliding_window=True, sliding_window=20, max_window_layers=1)
+        case "gemma3":
+            return Gemma3TextConfig(**sizes, **GEMMA3)
+        case "gemma3-linear-rope":
+            rope = {
+                "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            }
+            return Gemma3TextConfig(**sizes, **GEMMA3, rope_parameters=rope)
     raise ValueError(family)
 
 
@@ -77,6 +93,8 @@ FAMILIES = [
     "mistral",
     "qwen2",
     "qwen2-window",
+    "gemma3",
+    "gemma3-linear-rope",
 ]
 
 
@@ -90,7 +108,8 @@ def make_model(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
             if parameter.dim() == 2:
                 parameter.copy_(noise * (1.5 / parameter.shape[1] ** 0.5))
             else:
-                parameter.copy_(0.1 * noise + (1.0 if "norm" in name else 0.0))
+                around_1 = "norm" in name and not family.startswith("gemma")  # Gemma adds 1 itself
+                parameter.copy_(0.1 * noise + (1.0 if around_1 else 0.0))
     return model
 
 

@@ -1,11 +1,10 @@
 // octavo.kernels._cpu: raw pointers and sizes in, nothing out. Shapes and dtypes are checked by octavo/kernels/cpu.py;
-// here it is checked that no index leads outside its tensor, which is an IndexError. The GIL is released while an op
+// here it is required that no index leads outside its tensor, else IndexError. The GIL is released while an op
 // runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <string>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -13,6 +12,7 @@
 
 #include "isa.h"
 #include "ops.h"
+#include "replay.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -23,43 +23,6 @@ namespace {
 template <class T>
 T* pointer(uintptr_t address) {
     return reinterpret_cast<T*>(address);
-}
-
-void check_indices(const char* name, const int32_t* values, int64_t count, int64_t limit) {
-    bool bad = false;
-    for (int64_t i = 0; i < count; ++i) bad |= values[i] < 0 || values[i] >= limit;
-    if (!bad) return;
-    for (int64_t i = 0; i < count; ++i)
-        if (values[i] < 0 || values[i] >= limit) {
-            const std::string message = std::string(name) + "[" + std::to_string(i) + "] is " +
-                                        std::to_string(values[i]) + ", outside [0, " + std::to_string(limit) + ")";
-            throw nb::index_error(message.c_str());
-        }
-}
-
-void check_starts(const char* name, const int32_t* starts, int64_t num_requests, int64_t num_tokens) {
-    bool bad = starts[0] != 0 || starts[num_requests] != num_tokens;
-    for (int64_t r = 0; r < num_requests; ++r) bad |= starts[r] > starts[r + 1];
-    if (bad) throw nb::index_error((std::string(name) + " must run from 0 to the number of tokens").c_str());
-}
-
-void check_attention(const AttentionArgs& a, int64_t num_tokens) {
-    if (a.query_start[0] != 0 || a.query_start[a.num_requests] != num_tokens)
-        throw nb::index_error("query_start must run from 0 to the number of tokens");
-    for (int64_t r = 0; r < a.num_requests; ++r) {
-        const int64_t num_queries = a.query_start[r + 1] - a.query_start[r], seq_len = a.seq_lens[r];
-        if (num_queries < 0 || num_queries > seq_len || seq_len > a.max_blocks * a.cache.block_size)
-            throw nb::index_error(("request " + std::to_string(r) + " has " + std::to_string(num_queries) +
-                                   " queries, seq_len " + std::to_string(seq_len) + " and a block table for " +
-                                   std::to_string(a.max_blocks * a.cache.block_size) + " tokens")
-                                      .c_str());
-        if (num_queries == 0) continue;
-        const int64_t first_position = seq_len - num_queries;
-        const int64_t first_seen = a.window > 0 && first_position >= a.window ? first_position - a.window + 1 : 0;
-        const int64_t first_block = first_seen / a.cache.block_size;
-        check_indices("block_table", a.block_table + r * a.max_blocks + first_block,
-                      (seq_len - 1) / a.cache.block_size - first_block + 1, a.cache.num_blocks);
-    }
 }
 
 // Weights are streamed whole for every step: huge pages spare the address translation. Best effort.
@@ -87,7 +50,7 @@ void bind_embedding(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_
                                 num_rows,
                                 num_cols,
                                 DType(dtype)};
-    check_indices("token_ids", args.token_ids, num_tokens, num_rows);
+    require(IndexCheck{"token_ids", args.token_ids, num_tokens, num_rows});
     nb::gil_scoped_release release;
     embedding(args);
 }
@@ -99,26 +62,44 @@ void bind_linear(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, i
             num_rows, num_cols, DType(x_dtype), DType(weight_dtype), DType(out_dtype)});
 }
 
-void bind_pack_int8(uintptr_t weight, uintptr_t scales, uintptr_t packed, int64_t num_rows, int64_t num_cols) {
-    advise_huge_pages(packed, packed_int8_bytes(num_rows, num_cols));
+void bind_pack_quantized(uintptr_t values, uintptr_t scales, uintptr_t mins, uintptr_t packed, int64_t num_rows,
+                         int64_t num_cols, int bits, int group, int zero, bool has_mins, bool wide_scales) {
+    const PackQuantizedArgs args = {pointer<uint8_t>(values),
+                                    pointer<void>(scales),
+                                    pointer<void>(mins),
+                                    pointer<void>(packed),
+                                    num_rows,
+                                    num_cols,
+                                    {bits, group, zero, has_mins, wide_scales}};
+    advise_huge_pages(packed, packed_quantized_bytes(num_rows, num_cols, args.form));
     nb::gil_scoped_release release;
-    pack_int8({pointer<int8_t>(weight), pointer<float>(scales), pointer<void>(packed), num_rows, num_cols});
+    pack_quantized(args);
 }
 
-void bind_embedding_int8(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_t num_tokens, int64_t num_rows,
-                         int64_t num_cols) {
-    const EmbeddingArgs args = {pointer<int32_t>(token_ids), pointer<void>(packed), pointer<float>(out), num_tokens,
-                                num_rows,                    num_cols,              DType::f32};
-    check_indices("token_ids", args.token_ids, num_tokens, num_rows);
+void bind_embedding_quantized(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_t num_tokens,
+                              int64_t num_rows, int64_t num_cols, int bits, int group, int zero, bool has_mins,
+                              bool wide_scales) {
+    const EmbeddingQuantizedArgs args = {pointer<int32_t>(token_ids),
+                                         pointer<void>(packed),
+                                         pointer<float>(out),
+                                         num_tokens,
+                                         num_rows,
+                                         num_cols,
+                                         {bits, group, zero, has_mins, wide_scales}};
+    require(IndexCheck{"token_ids", args.token_ids, num_tokens, num_rows});
     nb::gil_scoped_release release;
-    embedding_int8(args);
+    embedding_quantized(args);
 }
 
-void bind_linear_int8(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t num_tokens,
-                      int64_t num_rows, int64_t num_cols, int x_dtype, int out_dtype) {
+void bind_linear_quantized(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t num_tokens,
+                           int64_t num_rows, int64_t num_cols, int bits, int group, int zero, bool has_mins,
+                           bool wide_scales, bool int8_activations, int x_dtype, int out_dtype) {
     nb::gil_scoped_release release;
-    linear_int8({pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr, num_tokens,
-                 num_rows, num_cols, DType(x_dtype), DType::f32, DType(out_dtype)});
+    linear_quantized({{pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr,
+                       num_tokens, num_rows, num_cols, DType(x_dtype), DType::f32, DType(out_dtype)},
+                      {bits, group, zero, has_mins, wide_scales},
+                      int8_activations,
+                      nullptr});
 }
 
 void bind_rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, int64_t num_tokens,
@@ -144,7 +125,7 @@ void bind_mean_rows(uintptr_t x, uintptr_t row_start, uintptr_t out, int64_t num
                     int64_t hidden_size, int dtype) {
     const MeanRowsArgs args = {pointer<void>(x), pointer<int32_t>(row_start), pointer<float>(out), num_requests,
                                hidden_size,      DType(dtype)};
-    check_starts("row_start", args.row_start, num_requests, num_tokens);
+    require(StartsCheck{"row_start", args.row_start, num_requests, num_tokens});
     nb::gil_scoped_release release;
     mean_rows(args);
 }
@@ -165,7 +146,7 @@ void bind_encoder_attention(uintptr_t qkv, uintptr_t query_start, uintptr_t out,
                                        head_dim,
                                        scale,
                                        DType(dtype)};
-    check_starts("query_start", args.query_start, num_requests, num_tokens);
+    require(StartsCheck{"query_start", args.query_start, num_requests, num_tokens});
     nb::gil_scoped_release release;
     encoder_attention(args);
 }
@@ -175,30 +156,43 @@ void bind_silu_mul(uintptr_t gate_up, uintptr_t out, int64_t num_tokens, int64_t
     silu_mul({pointer<void>(gate_up), pointer<void>(out), num_tokens, size, DType(dtype)});
 }
 
+void bind_gelu_tanh_mul(uintptr_t gate_up, uintptr_t out, int64_t num_tokens, int64_t size, int dtype) {
+    nb::gil_scoped_release release;
+    gelu_tanh_mul({pointer<void>(gate_up), pointer<void>(out), num_tokens, size, DType(dtype)});
+}
+
+void bind_scale(uintptr_t x, uintptr_t out, int64_t count, float factor) {
+    nb::gil_scoped_release release;
+    scale({pointer<float>(x), pointer<float>(out), count, factor});
+}
+
 void bind_gather_rows(uintptr_t x, uintptr_t indices, uintptr_t out, int64_t num_x_rows, int64_t num_rows,
                       int64_t row_bytes) {
     const GatherRowsArgs args = {pointer<void>(x), pointer<int32_t>(indices), pointer<void>(out), num_rows, row_bytes};
-    check_indices("indices", args.indices, num_rows, num_x_rows);
+    require(IndexCheck{"indices", args.indices, num_rows, num_x_rows});
     nb::gil_scoped_release release;
     gather_rows(args);
 }
 
-void bind_rope_write_kv(uintptr_t qkv, uintptr_t positions, uintptr_t cos_sin, uintptr_t slot_mapping, uintptr_t q_out,
-                        uintptr_t cache, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size, int64_t head_dim,
+void bind_rope_write_kv(uintptr_t qkv, uintptr_t positions, uintptr_t cos_sin, uintptr_t slot_mapping, uintptr_t q_norm,
+                        uintptr_t k_norm, float norm_eps, uintptr_t q_out, uintptr_t cache, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size, int64_t head_dim,
                         int cache_dtype, int64_t num_tokens, int64_t num_heads, int64_t max_positions, int dtype) {
     const RopeWriteKVArgs args = {
         pointer<void>(qkv),
         pointer<int32_t>(positions),
         pointer<float>(cos_sin),
         pointer<int32_t>(slot_mapping),
+        pointer<float>(q_norm),
+        pointer<float>(k_norm),
+        norm_eps,
         pointer<void>(q_out),
         {pointer<void>(cache), num_blocks, num_kv_heads, block_size, head_dim, DType(cache_dtype)},
         num_tokens,
         num_heads,
         max_positions,
         DType(dtype)};
-    check_indices("positions", args.positions, num_tokens, max_positions);
-    check_indices("slot_mapping", args.slot_mapping, num_tokens, num_blocks * block_size);
+    require(IndexCheck{"positions", args.positions, num_tokens, max_positions});
+    require(IndexCheck{"slot_mapping", args.slot_mapping, num_tokens, num_blocks * block_size});
     nb::gil_scoped_release release;
     rope_write_kv(args);
 }
@@ -222,7 +216,8 @@ void bind_paged_attention(uintptr_t q, uintptr_t cache, int64_t num_blocks, int6
     args.scale = scale;
     args.window = window;
     args.dtype = DType(dtype);
-    check_attention(args, num_tokens);
+    require(AttentionCheck{args.block_table, args.query_start, args.seq_lens, num_requests, num_tokens, max_blocks,
+                           num_blocks, block_size, window});
     nb::gil_scoped_release release;
     paged_attention(args);
 }
@@ -248,21 +243,39 @@ NB_MODULE(_cpu, m) {
     m.def("pack", &bind_pack);
     m.def("embedding", &bind_embedding);
     m.def("linear", &bind_linear);
-    m.attr("INT8_GROUP") = kInt8Group;
-    m.def("packed_int8_bytes", &packed_int8_bytes);
-    m.def("pack_int8", &bind_pack_int8);
-    m.def("embedding_int8", &bind_embedding_int8);
-    m.def("linear_int8", &bind_linear_int8);
+    m.attr("QUANT_BLOCK") = kQuantBlock;
+    m.def("packed_quantized_bytes",
+          [](int64_t num_rows, int64_t num_cols, int bits, int group, int zero, bool has_mins, bool wide_scales) {
+              return packed_quantized_bytes(num_rows, num_cols, {bits, group, zero, has_mins, wide_scales});
+          });
+    m.def("pack_quantized", &bind_pack_quantized);
+    m.def("embedding_quantized", &bind_embedding_quantized);
+    m.def("linear_quantized", &bind_linear_quantized);
     m.def("rms_norm", &bind_rms_norm);
     m.def("add_layer_norm", &bind_add_layer_norm);
     m.def("gelu", &bind_gelu);
     m.def("mean_rows", &bind_mean_rows);
     m.def("l2_normalize", &bind_l2_normalize);
     m.def("silu_mul", &bind_silu_mul);
+    m.def("gelu_tanh_mul", &bind_gelu_tanh_mul);
+    m.def("scale", &bind_scale);
     m.def("gather_rows", &bind_gather_rows);
     m.def("rope_write_kv", &bind_rope_write_kv);
     m.def("paged_attention", &bind_paged_attention);
     m.def("encoder_attention", &bind_encoder_attention);
+    nb::class_<Recording>(m, "Recording", "Ops that are replayed by one call; recorded for the most rows and requests.")
+        .def("__init__", [](Recording* self, int64_t num_rows, int64_t num_requests) {
+            new (self) Recording({num_rows, num_requests});
+        })
+        .def("begin", &Recording::begin, "Ops that this thread calls from now on are recorded, not run.")
+        .def("end", [](Recording&) { Recording::end(); })
+        .def("__len__", &Recording::num_ops)
+        .def(
+            "replay",
+            [](const Recording& self, int64_t num_rows, int64_t num_requests) {
+                self.replay({num_rows, num_requests});
+            },
+            nb::call_guard<nb::gil_scoped_release>(), "Run all ops; IndexError for an index outside its tensor.");
     m.attr("FMA_FLOPS") = 2 * kFmaSteps * kLanes;
     m.def("time_fma", &time_fma, nb::call_guard<nb::gil_scoped_release>(), "Seconds for n times FMA_FLOPS.");
     m.def("time_read", &bind_time_read, "Seconds to read so many bytes (a multiple of 1 MiB) from an address, once.");

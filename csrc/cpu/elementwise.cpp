@@ -81,13 +81,29 @@ OCTAVO_INLINE Vec gelu(Vec x) {
     return sub(max(zero, x), mul(size, tail));
 }
 
-template <class T>
-void silu_mul_row(const T* gate, const T* up, T* out, int64_t size) {
-    for (int64_t i = 0; i < size; i += kLanes) {
-        const Vec g = load(gate + i, size - i);
-        const Vec silu = div(g, add(set1(1.0f), exp(sub(set1(0.0f), g))));
-        store(out + i, mul(silu, load(up + i, size - i)), size - i);
-    }
+// x / (1 + e^-s)
+OCTAVO_INLINE Vec times_sigmoid(Vec x, Vec s) { return div(x, add(set1(1.0f), exp(sub(set1(0.0f), s)))); }
+
+// x·(1 + tanh(u)) / 2 = x / (1 + e^(-2u)), u = √(2/π)·(x + 0.044715·x³).
+OCTAVO_INLINE Vec gelu_tanh(Vec x) {
+    const Vec cubed = fma(mul(x, x), set1(0x1.6e4e26p-5f), set1(1.0f));
+    return times_sigmoid(x, mul(mul(x, set1(0x1.988454p+0f)), cubed));
+}
+
+// act(first half) times second half, row by row.
+template <class Act>
+void gated(const GatedArgs& a, const Act& act) {
+    with_type(a.dtype, a.out, [&](auto* out) {
+        const auto* gate_up = as_type_of(out, a.gate_up);
+        parallel_ranges(a.num_tokens, kGrain / 4 / a.size, [&](int64_t first, int64_t last) {
+            for (int64_t row = first; row < last; ++row) {
+                const auto *gate = gate_up + row * 2 * a.size, *up = gate + a.size;
+                auto* result = out + row * a.size;
+                for (int64_t i = 0, n = a.size; n > 0; i += kLanes, n -= kLanes)
+                    store(result + i, mul(act(load(gate + i, n)), load(up + i, n)), n);
+            }
+        });
+    });
 }
 
 }  // namespace
@@ -161,15 +177,16 @@ void l2_normalize(const L2NormalizeArgs& a) noexcept {
     });
 }
 
-void silu_mul(const SiluMulArgs& a) noexcept {
-    with_type(a.dtype, a.out, [&](auto* out) {
-        const auto* gate_up = as_type_of(out, a.gate_up);
-        parallel_ranges(a.num_tokens, kGrain / 4 / a.size, [&](int64_t first, int64_t last) {
-            for (int64_t row = first; row < last; ++row) {
-                const auto* gate = gate_up + row * 2 * a.size;
-                silu_mul_row(gate, gate + a.size, out + row * a.size, a.size);
-            }
-        });
+void silu_mul(const GatedArgs& a) noexcept {
+    gated(a, [](Vec x) { return times_sigmoid(x, x); });
+}
+
+void gelu_tanh_mul(const GatedArgs& a) noexcept { gated(a, gelu_tanh); }
+
+void scale(const ScaleArgs& a) noexcept {
+    parallel_ranges(a.count, kGrain, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; i += kLanes)
+            store(a.out + i, mul(load(a.x + i, last - i), set1(a.factor)), last - i);
     });
 }
 

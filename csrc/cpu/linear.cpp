@@ -4,7 +4,7 @@
 //   bf16       [N/16][ceil(K/2)][16][2]   pairs along K, split with a shift and a mask
 //   f16, f32   [N/16][K][16]
 // Every output element is one chain of fma over k = 0 … K-1, whatever tile computes it; bias is added last.
-#include "simd.h"
+#include "rows.h"
 
 namespace octavo::OCTAVO_ISA {
 
@@ -53,12 +53,6 @@ void embed(const EmbeddingArgs& a, const W* packed, int64_t token) {
     }
 }
 
-// The activations of up to kTileRows rows as float32, in blocks of 16 columns: [ceil(K / 16)][kTileRows][16], so that a
-// register tile reads all its rows at fixed distances from one pointer.
-constexpr int64_t kBlock = kTileRows * kLanes;
-
-OCTAVO_INLINE int64_t num_blocks(int64_t num_cols) { return (num_cols + kLanes - 1) / kLanes; }
-
 template <class W>
 OCTAVO_INLINE const W* prefetched(const W* p) {
     __builtin_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes);
@@ -99,18 +93,6 @@ OCTAVO_INLINE void multiply_block(Vec (&sum)[R][P], const float* x, const bf16* 
         for (int p = 0; p < P; ++p) w[p] = load_second(panel + p * panel_stride);
         multiply<R, P>(sum, w, x + 1);
     }
-}
-
-// One row's sums over some panels, into the output.
-__attribute__((noinline)) void write_sums(const LinearArgs& a, const Vec* sum, int num_panels, int64_t row,
-                                          int64_t panel) {
-    with_type(a.out_dtype, a.out, [&](auto* out) {
-        for (int p = 0; p < num_panels; ++p) {
-            const int64_t column = (panel + p) * kLanes, n = a.num_rows - column;
-            const Vec y = a.bias ? add(sum[p], load(a.bias + column, n)) : sum[p];
-            store(out + row * a.num_rows + column, y, n);
-        }
-    });
 }
 
 // R rows times P panels, held in registers. x is the rows' block of activations, `row` the first one's place in out.
@@ -165,18 +147,6 @@ void multiply_matrix(const LinearArgs& a, const W* packed) {
     });
 }
 
-// Activations to float32, in blocks.
-template <class T>
-OCTAVO_INLINE void widen_rows(const LinearArgs& a, const T* x) {
-    parallel_ranges(a.num_tokens, 8192 / a.num_cols, [&](int64_t first, int64_t last) {
-        for (int64_t row = first; row < last; ++row) {
-            float* out = a.x_f32 + row / kTileRows * kBlock * num_blocks(a.num_cols) + row % kTileRows * kLanes;
-            for (int64_t k = 0; k < a.num_cols; k += kLanes, out += kBlock)
-                store(out, load(x + row * a.num_cols + k, a.num_cols - k));
-        }
-    });
-}
-
 }  // namespace
 
 void pack(const PackArgs& a) noexcept {
@@ -194,7 +164,7 @@ void embedding(const EmbeddingArgs& a) noexcept {
 }
 
 void linear(const LinearArgs& a) noexcept {
-    with_type(a.x_dtype, a.x, [&](auto* x) { widen_rows(a, x); });
+    widen_rows(a);
     with_type(a.weight_dtype, a.packed, [&](auto* packed) { multiply_matrix(a, packed); });
 }
 

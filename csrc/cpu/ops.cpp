@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "isa.h"
+#include "replay.h"
 #include "thread_pool.h"
 
 namespace octavo {
@@ -67,9 +68,11 @@ int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept {
     return (num_tokens + kMaxTileRows - 1) * ((num_cols + kLanes - 1) / kLanes * kLanes);
 }
 
-int64_t packed_int8_bytes(int64_t num_rows, int64_t num_cols) noexcept {
-    const int64_t groups = (num_cols + kInt8Group - 1) / kInt8Group;
-    return (num_rows + kLanes - 1) / kLanes * groups * kLanes * (kInt8Group + int64_t{sizeof(float)});
+int64_t packed_quantized_bytes(int64_t num_rows, int64_t num_cols, const QuantizedForm& form) noexcept {
+    const int64_t num_panels = (num_rows + kLanes - 1) / kLanes, num_blocks = (num_cols + kQuantBlock - 1) / kQuantBlock;
+    const int64_t value_bytes = kQuantBlock * form.bits / 8, num_scales = kQuantBlock / form.group;
+    const int64_t scale_bytes = (form.wide_scales ? 4 : 2) * num_scales * (form.has_mins ? 2 : 1);
+    return num_panels * num_blocks * kLanes * (value_bytes + scale_bytes);
 }
 
 void pack(PackArgs args) {
@@ -78,71 +81,76 @@ void pack(PackArgs args) {
 }
 
 void embedding(EmbeddingArgs args) {
-    OpScope scope;
-    active_table().embedding(args);
+    run(args, +[](OpScope&, EmbeddingArgs a) { active_table().embedding(a); });
 }
 
 void linear(LinearArgs args) {
-    OpScope scope;
-    args.x_f32 = static_cast<float*>(scope.workspace(linear_scratch(args.num_tokens, args.num_cols) * sizeof(float)));
-    active_table().linear(args);
+    run(args, +[](OpScope& scope, LinearArgs a) {
+        a.x_f32 = static_cast<float*>(scope.workspace(linear_scratch(a.num_tokens, a.num_cols) * sizeof(float)));
+        active_table().linear(a);
+    });
 }
 
-void pack_int8(PackInt8Args args) {
+void pack_quantized(PackQuantizedArgs args) {
     OpScope scope;
-    active_table().pack_int8(args);
+    active_table().pack_quantized(args);
 }
 
-void embedding_int8(EmbeddingArgs args) {
-    OpScope scope;
-    active_table().embedding_int8(args);
+void embedding_quantized(EmbeddingQuantizedArgs args) {
+    run(args, +[](OpScope&, EmbeddingQuantizedArgs a) { active_table().embedding_quantized(a); });
 }
 
-void linear_int8(LinearArgs args) {
-    OpScope scope;
-    const int64_t groups = (args.num_cols + kInt8Group - 1) / kInt8Group;
-    args.x_f32 = static_cast<float*>(scope.workspace(args.num_tokens * groups * kInt8GroupBytes));
-    active_table().linear_int8(args);
+void linear_quantized(LinearQuantizedArgs args) {
+    run(args, +[](OpScope& scope, LinearQuantizedArgs a) {
+        if (a.int8_activations) {
+            const int64_t num_blocks = (a.num_cols + kQuantBlock - 1) / kQuantBlock;
+            const size_t num_bytes = a.num_tokens * num_blocks * sizeof(QuantizedInput);
+            a.x_int8 = static_cast<QuantizedInput*>(scope.workspace(num_bytes));
+            return active_table().linear_int8(a);
+        }
+        a.x_f32 = static_cast<float*>(scope.workspace(linear_scratch(a.num_tokens, a.num_cols) * sizeof(float)));
+        active_table().linear_weight_only(a);
+    });
 }
 
 void rms_norm(RmsNormArgs args) {
-    OpScope scope;
-    active_table().rms_norm(args);
+    run(args, +[](OpScope&, RmsNormArgs a) { active_table().rms_norm(a); });
 }
 
 void add_layer_norm(AddLayerNormArgs args) {
-    OpScope scope;
-    active_table().add_layer_norm(args);
+    run(args, +[](OpScope&, AddLayerNormArgs a) { active_table().add_layer_norm(a); });
 }
 
 void gelu(GeluArgs args) {
-    OpScope scope;
-    active_table().gelu(args);
+    run(args, +[](OpScope&, GeluArgs a) { active_table().gelu(a); });
 }
 
 void mean_rows(MeanRowsArgs args) {
-    OpScope scope;
-    active_table().mean_rows(args);
+    run(args, +[](OpScope&, MeanRowsArgs a) { active_table().mean_rows(a); });
 }
 
 void l2_normalize(L2NormalizeArgs args) {
-    OpScope scope;
-    active_table().l2_normalize(args);
+    run(args, +[](OpScope&, L2NormalizeArgs a) { active_table().l2_normalize(a); });
 }
 
-void silu_mul(SiluMulArgs args) {
-    OpScope scope;
-    active_table().silu_mul(args);
+void silu_mul(GatedArgs args) {
+    run(args, +[](OpScope&, GatedArgs a) { active_table().silu_mul(a); });
+}
+
+void gelu_tanh_mul(GatedArgs args) {
+    run(args, +[](OpScope&, GatedArgs a) { active_table().gelu_tanh_mul(a); });
+}
+
+void scale(ScaleArgs args) {
+    run(args, +[](OpScope&, ScaleArgs a) { active_table().scale(a); });
 }
 
 void gather_rows(GatherRowsArgs args) {
-    OpScope scope;
-    active_table().gather_rows(args);
+    run(args, +[](OpScope&, GatherRowsArgs a) { active_table().gather_rows(a); });
 }
 
 void rope_write_kv(RopeWriteKVArgs args) {
-    OpScope scope;
-    active_table().rope_write_kv(args);
+    run(args, +[](OpScope&, RopeWriteKVArgs a) { active_table().rope_write_kv(a); });
 }
 
 namespace {
@@ -185,13 +193,15 @@ struct ScratchTables {
 }  // namespace
 
 void paged_attention(AttentionArgs args) {
-    OpScope scope;
-    plan_attention(scope, args, 0);
-    active_table().paged_attention(args);
+    run(args, +[](OpScope& scope, AttentionArgs a) {
+        plan_attention(scope, a, 0);
+        active_table().paged_attention(a);
+    });
 }
 
-void encoder_attention(EncoderAttentionArgs a) {
-    OpScope scope;
+namespace {
+
+void attend_within(OpScope& scope, EncoderAttentionArgs a) {
     static ScratchTables tables;
     tables.make(a);
     AttentionArgs args = {};
@@ -215,8 +225,6 @@ void encoder_attention(EncoderAttentionArgs a) {
     active_table().paged_attention(args);
 }
 
-namespace {
-
 template <class Fn>
 double seconds(Fn fn) {
     const auto start = std::chrono::steady_clock::now();
@@ -225,6 +233,8 @@ double seconds(Fn fn) {
 }
 
 }  // namespace
+
+void encoder_attention(EncoderAttentionArgs args) { run(args, &attend_within); }
 
 double time_fma(int64_t num_units) {
     OpScope scope;

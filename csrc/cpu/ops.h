@@ -28,15 +28,34 @@ struct PackArgs {
     DType dtype;
 };
 
-// Columns of a weight matrix in 8 bits that share a scale, as do as many activations; bytes of the latter in scratch.
-constexpr int64_t kInt8Group = 32;
-constexpr int64_t kInt8GroupBytes = kInt8Group + 8;
+// Columns that share a scale of their quantised activations, and lie together in a packed quantised matrix.
+constexpr int64_t kQuantBlock = 32;
 
-struct PackInt8Args {
-    const int8_t* weight;  // [num_rows, num_cols]
-    const float* scales;   // [num_rows, ceil(num_cols / 32)]
-    void* packed;          // packed_int8_bytes(), aligned to 64 bytes
+// Such columns of one row of activations.
+struct QuantizedInput {
+    int8_t values[kQuantBlock];
+    float scale;
+    int32_t start[2];  // for each group of weights: what its dot product with unsigned weights begins at
+    float offset[2];   // and what its minimum is multiplied with
+};
+
+// How a matrix is quantised: w[n, k] = scale * (value - zero) - min, a scale (and min) for each `group` columns of a
+// row. QuantizedForm of octavo/kernels/quantized.py.
+struct QuantizedForm {
+    int32_t bits;   // 4 or 8: values are unsigned
+    int32_t group;  // 16 or 32
+    int32_t zero;
+    bool has_mins;
+    bool wide_scales;  // float32 instead of float16; of the minima too
+};
+
+struct PackQuantizedArgs {
+    const uint8_t* values;  // [num_rows, num_cols]
+    const void* scales;     // [num_rows, ceil(num_cols / group)]
+    const void* mins;       // likewise, or null
+    void* packed;           // packed_quantized_bytes(), aligned to 64 bytes
     int64_t num_rows, num_cols;
+    QuantizedForm form;
 };
 
 struct EmbeddingArgs {
@@ -47,6 +66,14 @@ struct EmbeddingArgs {
     DType dtype;
 };
 
+struct EmbeddingQuantizedArgs {
+    const int32_t* token_ids;  // [num_tokens]
+    const void* packed;
+    float* out;  // [num_tokens, num_cols]
+    int64_t num_tokens, num_rows, num_cols;
+    QuantizedForm form;
+};
+
 struct LinearArgs {
     const void* x;  // [num_tokens, num_cols] x_dtype
     const void* packed;
@@ -55,6 +82,13 @@ struct LinearArgs {
     float* x_f32;       // scratch, linear_scratch() floats
     int64_t num_tokens, num_rows, num_cols;
     DType x_dtype, weight_dtype, out_dtype;
+};
+
+// As LinearArgs, over a quantised matrix; weight_dtype says nothing. Activations are quantised too, or else widened.
+struct LinearQuantizedArgs : LinearArgs {
+    QuantizedForm form;
+    bool int8_activations;
+    QuantizedInput* x_int8;  // scratch, where they are
 };
 
 struct RmsNormArgs {
@@ -100,11 +134,19 @@ struct L2NormalizeArgs {
     DType dtype;
 };
 
-struct SiluMulArgs {
+// Of the gated activations: silu_mul and gelu_tanh_mul.
+struct GatedArgs {
     const void* gate_up;  // [num_tokens, 2 * size] dtype
     void* out;            // [num_tokens, size] dtype
     int64_t num_tokens, size;
     DType dtype;
+};
+
+struct ScaleArgs {
+    const float* x;  // [count]
+    float* out;      // [count]
+    int64_t count;
+    float factor;
 };
 
 struct GatherRowsArgs {
@@ -127,6 +169,9 @@ struct RopeWriteKVArgs {
     const int32_t* positions;  // [num_tokens]
     const float* cos_sin;      // [max_positions, head_dim]
     const int32_t* slot_mapping;
+    const float* q_norm;  // [head_dim]: weight of an RMS norm of each query head before it is rotated; or null
+    const float* k_norm;  // and of each key head
+    float norm_eps;
     void* q_out;  // [num_tokens, num_heads, head_dim] dtype
     KVCache cache;
     int64_t num_tokens, num_heads, max_positions;
@@ -183,15 +228,18 @@ struct OpTable {
     void (*pack)(const PackArgs&) noexcept;
     void (*embedding)(const EmbeddingArgs&) noexcept;
     void (*linear)(const LinearArgs&) noexcept;
-    void (*pack_int8)(const PackInt8Args&) noexcept;
-    void (*embedding_int8)(const EmbeddingArgs&) noexcept;
-    void (*linear_int8)(const LinearArgs&) noexcept;
+    void (*pack_quantized)(const PackQuantizedArgs&) noexcept;
+    void (*embedding_quantized)(const EmbeddingQuantizedArgs&) noexcept;
+    void (*linear_int8)(const LinearQuantizedArgs&) noexcept;
+    void (*linear_weight_only)(const LinearQuantizedArgs&) noexcept;
     void (*rms_norm)(const RmsNormArgs&) noexcept;
     void (*add_layer_norm)(const AddLayerNormArgs&) noexcept;
     void (*gelu)(const GeluArgs&) noexcept;
     void (*mean_rows)(const MeanRowsArgs&) noexcept;
     void (*l2_normalize)(const L2NormalizeArgs&) noexcept;
-    void (*silu_mul)(const SiluMulArgs&) noexcept;
+    void (*silu_mul)(const GatedArgs&) noexcept;
+    void (*gelu_tanh_mul)(const GatedArgs&) noexcept;
+    void (*scale)(const ScaleArgs&) noexcept;
     void (*gather_rows)(const GatherRowsArgs&) noexcept;
     void (*rope_write_kv)(const RopeWriteKVArgs&) noexcept;
     void (*write_kv)(const WriteKVArgs&) noexcept;
@@ -203,8 +251,8 @@ struct OpTable {
 // Elements in the packed form of a [num_rows, num_cols] matrix.
 int64_t packed_size(int64_t num_rows, int64_t num_cols, DType dtype) noexcept;
 
-// Bytes of the packed form of a matrix in 8 bits.
-int64_t packed_int8_bytes(int64_t num_rows, int64_t num_cols) noexcept;
+// Bytes of the packed form of a quantised matrix.
+int64_t packed_quantized_bytes(int64_t num_rows, int64_t num_cols, const QuantizedForm& form) noexcept;
 
 // Floats of scratch memory that `linear` needs.
 int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept;
@@ -213,15 +261,17 @@ int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept;
 void pack(PackArgs args);
 void embedding(EmbeddingArgs args);
 void linear(LinearArgs args);
-void pack_int8(PackInt8Args args);
-void embedding_int8(EmbeddingArgs args);
-void linear_int8(LinearArgs args);
+void pack_quantized(PackQuantizedArgs args);
+void embedding_quantized(EmbeddingQuantizedArgs args);
+void linear_quantized(LinearQuantizedArgs args);
 void rms_norm(RmsNormArgs args);
 void add_layer_norm(AddLayerNormArgs args);
 void gelu(GeluArgs args);
 void mean_rows(MeanRowsArgs args);
 void l2_normalize(L2NormalizeArgs args);
-void silu_mul(SiluMulArgs args);
+void silu_mul(GatedArgs args);
+void gelu_tanh_mul(GatedArgs args);
+void scale(ScaleArgs args);
 void gather_rows(GatherRowsArgs args);
 void rope_write_kv(RopeWriteKVArgs args);
 void paged_attention(AttentionArgs args);

@@ -1,65 +1,80 @@
-// 8-bit weights in groups of 32 columns times activations that are quantised here, a group at a time.
+// Quantised weights (their packing is described in quantized.h): packing, rows of an embedding, and the product with
+// activations that are quantised here, 32 columns at a time.
 //
-// A packed matrix is a row of panels of 16 output features; a panel is streamed along K, a group of 32 columns by
-// another: 8 times [16][4] weights + 128 as unsigned bytes, then 16 scales as float32. Missing columns and features
-// have weight 0. A group's products are added in integers, exactly; an output element is one chain of fma over the
-// groups. So neither the tile nor the instruction set changes a bit.
-#include "simd.h"
+// A group's products are added in integers, exactly; an output element is one chain of fma over the groups. So neither
+// the tile nor the instruction set changes a bit.
+#include "quantized.h"
+
+#include "rows.h"
 
 namespace octavo::OCTAVO_ISA {
 
 namespace {
 
-constexpr int64_t kGroup = kInt8Group;
-constexpr int64_t kQuads = kGroup / 4;
-constexpr int64_t kWeightBytes = kGroup * kLanes;
-constexpr int64_t kGroupBytes = kWeightBytes + kLanes * int64_t{sizeof(float)};
+// Rows of x that stay in the cache while the panels pass by.
 constexpr int64_t kRowBlock = 64;
 
-OCTAVO_INLINE int64_t num_groups(int64_t num_cols) { return (num_cols + kGroup - 1) / kGroup; }
-
-// One row of activations, quantised: for each group 32 signed bytes, then its scale and -128 times its sum.
-struct Group {
-    int8_t values[kGroup];
-    float scale;
-    int32_t start;  // what a dot product with weights + 128 begins at
-};
-static_assert(sizeof(Group) == kInt8GroupBytes);
-
-void pack_panel(const PackInt8Args& a, int64_t panel) {
-    uint8_t* out = static_cast<uint8_t*>(a.packed) + panel * num_groups(a.num_cols) * kGroupBytes;
-    for (int64_t g = 0; g < num_groups(a.num_cols); ++g, out += kGroupBytes) {
-        float scales[kLanes] = {};
-        for (int64_t i = 0; i < kWeightBytes; ++i) out[i] = 128;
-        for (int64_t lane = 0; lane < kLanes && panel * kLanes + lane < a.num_rows; ++lane) {
-            const int64_t row = panel * kLanes + lane;
-            scales[lane] = a.scales[row * num_groups(a.num_cols) + g];
-            for (int64_t i = 0; i < kGroup && g * kGroup + i < a.num_cols; ++i)
-                out[(i / 4 * kLanes + lane) * 4 + i % 4] =
-                    uint8_t(128 + a.weight[row * a.num_cols + g * kGroup + i]);
+template <class F>
+void pack_panel(const PackQuantizedArgs& a, int64_t panel) {
+    using Scale = typename F::Scale;
+    const int64_t num_groups = (a.num_cols + F::kGroup - 1) / F::kGroup, first_row = panel * kLanes;
+    const int64_t num_lanes = a.num_rows - first_row < kLanes ? a.num_rows - first_row : kLanes;
+    uint8_t* out = static_cast<uint8_t*>(a.packed) + panel * quant_blocks(a.num_cols) * F::kBlockBytes;
+    for (int64_t block = 0; block < quant_blocks(a.num_cols); ++block, out += F::kBlockBytes) {
+        uint8_t values[kLanes][kQuantBlock];
+        __builtin_memset(values, a.form.zero, sizeof(values));
+        Scale scales[2 * F::kGroups][kLanes] = {};  // and minima
+        const int64_t column = block * kQuantBlock, left = a.num_cols - column;
+        for (int64_t lane = 0; lane < num_lanes; ++lane) {
+            const int64_t row = first_row + lane;
+            __builtin_memcpy(values[lane], a.values + row * a.num_cols + column, left < kQuantBlock ? left : kQuantBlock);
+            for (int64_t g = 0; g < F::kGroups && column + g * F::kGroup < a.num_cols; ++g) {
+                const int64_t index = row * num_groups + block * F::kGroups + g;
+                scales[g][lane] = static_cast<const Scale*>(a.scales)[index];
+                if (F::kMins) scales[F::kGroups + g][lane] = static_cast<const Scale*>(a.mins)[index];
+            }
         }
-        __builtin_memcpy(out + kWeightBytes, scales, sizeof(scales));
+        constexpr int kStored = F::kBits == 8 ? kQuads : kQuads / 2;
+        for (int quad = 0; quad < kStored; ++quad)
+            for (int64_t lane = 0; lane < kLanes; ++lane) {
+                uint32_t four, upper;
+                __builtin_memcpy(&four, values[lane] + quad * 4, 4);
+                if (F::kBits == 4) {
+                    __builtin_memcpy(&upper, values[lane] + (quad + kStored) * 4, 4);
+                    four |= upper << 4;
+                }
+                __builtin_memcpy(out + (quad * kLanes + lane) * 4, &four, 4);
+            }
+        __builtin_memcpy(out + F::kValueBytes, scales, F::kBlockBytes - F::kValueBytes);
     }
 }
 
-void embed(const EmbeddingArgs& a, int64_t token) {
+// The weight of a scale and a minimum is exact before the subtraction, as in `Form`'s definition.
+template <class F>
+void embed(const EmbeddingQuantizedArgs& a, int64_t token) {
     const int64_t row = a.token_ids[token], lane = row % kLanes;
-    const uint8_t* group =
-        static_cast<const uint8_t*>(a.packed) + row / kLanes * num_groups(a.num_cols) * kGroupBytes;
+    const uint8_t* block =
+        static_cast<const uint8_t*>(a.packed) + row / kLanes * quant_blocks(a.num_cols) * F::kBlockBytes;
     float* out = a.out + token * a.num_cols;
-    for (int64_t k = 0; k < a.num_cols; ++k) {
-        const uint8_t* block = group + k / kGroup * kGroupBytes;
-        float scale;
-        __builtin_memcpy(&scale, block + kWeightBytes + lane * sizeof(float), sizeof(float));
-        const int64_t i = k % kGroup;
-        out[k] = scale * float(int(block[(i / 4 * kLanes + lane) * 4 + i % 4]) - 128);
+    for (int64_t first = 0; first < a.num_cols; first += F::kGroup) {
+        const int group = int(first % kQuantBlock / F::kGroup);
+        float scales[kLanes], mins[kLanes] = {};
+        store(scales, load(scales_of<F>(block, group)));
+        if (F::kMins) store(mins, load(mins_of<F>(block, group)));
+        for (int64_t i = 0; i < F::kGroup && first + i < a.num_cols; ++i) {
+            const int64_t quad = (first + i) % kQuantBlock / 4, stored = quad % (kQuads * F::kBits / 8);
+            const uint8_t byte = block[(stored * kLanes + lane) * 4 + i % 4];
+            const int value = F::kBits == 8 ? byte : quad == stored ? byte & 15 : byte >> 4;
+            out[first + i] = scales[lane] * float(value - a.form.zero) - mins[lane];
+        }
+        if (group + 1 == F::kGroups) block += F::kBlockBytes;
     }
 }
 
-// Scale: the largest magnitude becomes 127. A group with a NaN or an infinity gets a NaN for a scale, and so do all
+// Scale: the largest magnitude becomes 127. A block with a NaN or an infinity gets a NaN for a scale, and so do all
 // outputs of its row.
 template <class T>
-OCTAVO_INLINE void quantize_group(const T* x, int64_t count, Group& group) {
+OCTAVO_INLINE void quantize_block(const T* x, int64_t count, const QuantizedForm& form, QuantizedInput& out) {
     const Vec low = load(x, count), high = count > kLanes ? load(x + kLanes, count - kLanes) : set1(0.0f);
     const Vec zero = set1(0.0f);
     const Vec magnitude = max(max(low, sub(zero, low)), max(high, sub(zero, high)));
@@ -68,103 +83,98 @@ OCTAVO_INLINE void quantize_group(const T* x, int64_t count, Group& group) {
     const Vec shift = set1(0x1.8p23f);  // adding it rounds to an integer
     const Vec low_rounded = sub(fma(low, set1(inverse), shift), shift);
     const Vec high_rounded = sub(fma(high, set1(inverse), shift), shift);
-    store_int8(group.values, low_rounded);
-    store_int8(group.values + kLanes, high_rounded);
-    group.scale = largest / 127.0f + poison;
-    group.start = poison == 0.0f ? -128 * int32_t(reduce_add(add(low_rounded, high_rounded))) : 0;
+    store_int8(out.values, low_rounded);
+    store_int8(out.values + kLanes, high_rounded);
+    out.scale = largest / 127.0f + poison;
+    float sums[2] = {reduce_add(low_rounded), reduce_add(high_rounded)};
+    if (form.group == kQuantBlock) sums[0] += sums[1];
+    for (int g = 0; g < 2; ++g) {
+        out.start[g] = poison == 0.0f ? -form.zero * int32_t(sums[g]) : 0;
+        out.offset[g] = -sums[g] * out.scale;
+    }
 }
 
-template <class T>
-OCTAVO_INLINE void quantize_rows(const LinearArgs& a, const T* x) {
-    const int64_t groups = num_groups(a.num_cols);
-    parallel_ranges(a.num_tokens, 8192 / a.num_cols, [&](int64_t first, int64_t last) {
-        for (int64_t row = first; row < last; ++row) {
-            Group* out = static_cast<Group*>(static_cast<void*>(a.x_f32)) + row * groups;
-            for (int64_t g = 0; g < groups; ++g) {
-                const int64_t left = a.num_cols - g * kGroup;
-                quantize_group(x + row * a.num_cols + g * kGroup, left < kGroup ? left : kGroup, out[g]);
-            }
-        }
+OCTAVO_INLINE void quantize_rows(const LinearQuantizedArgs& a) {
+    const int64_t num_blocks = quant_blocks(a.num_cols);
+    with_type(a.x_dtype, a.x, [&](auto* x) {
+        parallel_ranges(a.num_tokens, 8192 / a.num_cols, [&](int64_t first, int64_t last) {
+            for (int64_t row = first; row < last; ++row)
+                for (int64_t b = 0; b < num_blocks; ++b) {
+                    const int64_t column = b * kQuantBlock, left = a.num_cols - column;
+                    quantize_block(x + row * a.num_cols + column, left < kQuantBlock ? left : kQuantBlock, a.form,
+                                   a.x_int8[row * num_blocks + b]);
+                }
+        });
     });
 }
 
 // R rows times P panels in registers.
-template <int R, int P>
-void tile(const LinearArgs& a, const Group* x, int64_t row, int64_t panel) {
-    const int64_t groups = num_groups(a.num_cols), stride = groups * kGroupBytes;
+template <int R, int P, class F>
+void tile(const LinearQuantizedArgs& a, const QuantizedInput* x, int64_t row, int64_t panel) {
+    const int64_t num_blocks = quant_blocks(a.num_cols), stride = num_blocks * F::kBlockBytes;
     const uint8_t* w = static_cast<const uint8_t*>(a.packed) + panel * stride;
     Vec sum[R][P];
     for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p) sum[r][p] = set1(0.0f);
-    for (int64_t g = 0; g < groups; ++g, w += kGroupBytes, ++x) {
-        IntVec dot[R][P];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-            for (int p = 0; p < P; ++p) dot[r][p] = int_set1(x[r * groups].start);
-#pragma GCC unroll 8
-        for (int64_t quad = 0; quad < kQuads; ++quad) {
-            IntVec weight[P];
-#pragma GCC unroll 4
-            for (int p = 0; p < P; ++p) {
-                if (R == 1) __builtin_prefetch(w + p * stride + quad * 4 * kLanes + 2 * kGroupBytes);
-                weight[p] = int_load(w + p * stride + quad * 4 * kLanes);
+    for (int64_t b = 0; b < num_blocks; ++b, w += F::kBlockBytes, ++x) {
+        if (R == 1)
+            for (int p = 0; p < P; ++p)
+                for (int64_t i = 0; i < F::kBlockBytes; i += 64)
+                    __builtin_prefetch(w + p * stride + i + 2 * F::kBlockBytes);
+        OCTAVO_UNROLL
+        for (int g = 0; g < F::kGroups; ++g) {
+            IntVec dot[R][P];
+            OCTAVO_UNROLL
+            for (int r = 0; r < R; ++r)
+                OCTAVO_UNROLL
+                for (int p = 0; p < P; ++p) dot[r][p] = int_set1(x[r * num_blocks].start[g]);
+            OCTAVO_UNROLL
+            for (int quad = g * F::kGroup / 4; quad < (g + 1) * F::kGroup / 4; ++quad) {
+                IntVec weight[P];
+                OCTAVO_UNROLL
+                for (int p = 0; p < P; ++p) weight[p] = load_quad<F>(w + p * stride, quad);
+                OCTAVO_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    const IntVec values = int_broadcast(x[r * num_blocks].values + quad * 4);
+                    OCTAVO_UNROLL
+                    for (int p = 0; p < P; ++p) dot[r][p] = dot4(dot[r][p], weight[p], values);
+                }
             }
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-                for (int p = 0; p < P; ++p)
-                    dot[r][p] = dot4(dot[r][p], weight[p], x[r * groups].values + quad * 4);
-        }
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
-            const Vec scale = load(static_cast<const float*>(static_cast<const void*>(w + p * stride + kWeightBytes)));
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-                sum[r][p] = fma(to_float(dot[r][p]), mul(scale, set1(x[r * groups].scale)), sum[r][p]);
+            OCTAVO_UNROLL
+            for (int p = 0; p < P; ++p) {
+                const Vec scale = load(scales_of<F>(w + p * stride, g));
+                OCTAVO_UNROLL
+                for (int r = 0; r < R; ++r)
+                    sum[r][p] = fma(to_float(dot[r][p]), mul(scale, set1(x[r * num_blocks].scale)), sum[r][p]);
+                if constexpr (F::kMins) {
+                    const Vec min = load(mins_of<F>(w + p * stride, g));
+                    OCTAVO_UNROLL
+                    for (int r = 0; r < R; ++r) sum[r][p] = fma(min, set1(x[r * num_blocks].offset[g]), sum[r][p]);
+                }
+            }
         }
     }
-    with_type(a.out_dtype, a.out, [&](auto* out) {
-        for (int r = 0; r < R; ++r)
-            for (int p = 0; p < P; ++p) {
-                const int64_t column = (panel + p) * kLanes, n = a.num_rows - column;
-                const Vec y = a.bias ? add(sum[r][p], load(a.bias + column, n)) : sum[r][p];
-                store(out + (row + r) * a.num_rows + column, y, n);
-            }
-    });
+    for (int r = 0; r < R; ++r) write_sums(a, sum[r], P, row + r, panel);
 }
 
-template <int R>
-void tiles(const LinearArgs& a, const Group* x, int64_t row, int64_t panel, int64_t num_panels) {
+template <int R, class F>
+void tiles(const LinearQuantizedArgs& a, const QuantizedInput* x, int64_t row, int64_t panel, int64_t num_panels) {
     constexpr int P = kInt8Panels;
-    for (; num_panels >= P; panel += P, num_panels -= P) tile<R, P>(a, x, row, panel);
-    for (; num_panels > 0; ++panel, --num_panels) tile<R, 1>(a, x, row, panel);
+    for (; num_panels >= P; panel += P, num_panels -= P) tile<R, P, F>(a, x, row, panel);
+    for (; num_panels > 0; ++panel, --num_panels) tile<R, 1, F>(a, x, row, panel);
 }
 
-template <int R>
-OCTAVO_INLINE void some_rows(const LinearArgs& a, const Group* x, int64_t row, int64_t num_rows, int64_t panel,
-                             int64_t num_panels) {
+template <int R, class F>
+OCTAVO_INLINE void some_rows(const LinearQuantizedArgs& a, const QuantizedInput* x, int64_t row, int64_t num_rows,
+                             int64_t panel, int64_t num_panels) {
     if constexpr (R > 0) {
-        if (num_rows == R) return tiles<R>(a, x, row, panel, num_panels);
-        some_rows<R - 1>(a, x, row, num_rows, panel, num_panels);
+        if (num_rows == R) return tiles<R, F>(a, x, row, panel, num_panels);
+        some_rows<R - 1, F>(a, x, row, num_rows, panel, num_panels);
     }
 }
 
-}  // namespace
-
-void pack_int8(const PackInt8Args& a) noexcept {
-    parallel((a.num_rows + kLanes - 1) / kLanes, [&](int64_t panel) { pack_panel(a, panel); });
-}
-
-void embedding_int8(const EmbeddingArgs& a) noexcept {
-    parallel_ranges(a.num_tokens, 4096 / a.num_cols, [&](int64_t first, int64_t last) {
-        for (int64_t token = first; token < last; ++token) embed(a, token);
-    });
-}
-
-void linear_int8(const LinearArgs& a) noexcept {
-    with_type(a.x_dtype, a.x, [&](auto* x) { quantize_rows(a, x); });
-    const Group* quantized = static_cast<const Group*>(static_cast<const void*>(a.x_f32));
+template <class F>
+void multiply(const LinearQuantizedArgs& a) {
     const int64_t num_panels = (a.num_rows + kLanes - 1) / kLanes;
     const int64_t num_units = (num_panels + kInt8Panels - 1) / kInt8Panels;
     parallel(num_units * ((a.num_tokens + kRowBlock - 1) / kRowBlock), [&](int64_t unit) {
@@ -173,9 +183,30 @@ void linear_int8(const LinearArgs& a) noexcept {
         const int64_t count = num_panels - panel < kInt8Panels ? num_panels - panel : kInt8Panels;
         for (int64_t row = first; row < last; row += kInt8Rows) {
             const int64_t num_rows = last - row < kInt8Rows ? last - row : kInt8Rows;
-            some_rows<kInt8Rows>(a, quantized + row * num_groups(a.num_cols), row, num_rows, panel, count);
+            some_rows<kInt8Rows, F>(a, a.x_int8 + row * quant_blocks(a.num_cols), row, num_rows, panel, count);
         }
     });
+}
+
+}  // namespace
+
+void pack_quantized(const PackQuantizedArgs& a) noexcept {
+    with_form(a.form, [&](auto form) {
+        parallel((a.num_rows + kLanes - 1) / kLanes, [&](int64_t panel) { pack_panel<decltype(form)>(a, panel); });
+    });
+}
+
+void embedding_quantized(const EmbeddingQuantizedArgs& a) noexcept {
+    with_form(a.form, [&](auto form) {
+        parallel_ranges(a.num_tokens, 4096 / a.num_cols, [&](int64_t first, int64_t last) {
+            for (int64_t token = first; token < last; ++token) embed<decltype(form)>(a, token);
+        });
+    });
+}
+
+void linear_int8(const LinearQuantizedArgs& a) noexcept {
+    quantize_rows(a);
+    with_form(a.form, [&](auto form) { multiply<decltype(form)>(a); });
 }
 
 }  // namespace octavo::OCTAVO_ISA

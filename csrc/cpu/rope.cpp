@@ -1,5 +1,5 @@
-// Rotary embedding of queries and keys, and the write of keys and values to the cache, rotated or as they are.
-// A key or a value is quantised from its own head_dim numbers alone.
+// Rotary embedding of queries and keys, after a norm of each head where there is one, and the write of keys and values
+// to the cache, rotated or as they are. A key or a value is quantised from its own head_dim numbers alone.
 #include "kv_tile.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -11,18 +11,41 @@ struct Rotated {
     Vec first, second;
 };
 
+// The RMS norm of one head: sixteen partial sums and the tree, as in rms_norm. Without a weight it changes nothing.
+struct HeadNorm {
+    const float* weight;
+    Vec scale;
+};
+
 template <class T>
-OCTAVO_INLINE Rotated rotate(const T* head, const float* cos_sin, int64_t half, int64_t d) {
+OCTAVO_INLINE HeadNorm head_norm(const float* weight, float eps, const T* head, int64_t dim) {
+    if (!weight) return {nullptr, set1(1.0f)};
+    Vec squares = set1(0.0f);
+    for (int64_t d = 0; d < dim; d += kLanes) {
+        const Vec value = load(head + d);
+        squares = fma(value, value, squares);
+    }
+    return {weight, set1(1.0f / __builtin_sqrtf(reduce_add(squares) / float(dim) + eps))};
+}
+
+template <class T>
+OCTAVO_INLINE Vec load_normed(const T* head, const HeadNorm& norm, int64_t d, int64_t n) {
+    const Vec value = load(head + d, n);
+    return norm.weight ? mul(mul(value, norm.scale), load(norm.weight + d, n)) : value;
+}
+
+template <class T>
+OCTAVO_INLINE Rotated rotate(const T* head, const HeadNorm& norm, const float* cos_sin, int64_t half, int64_t d) {
     const int64_t n = half - d;
-    const Vec first = load(head + d, n), second = load(head + half + d, n);
+    const Vec first = load_normed(head, norm, d, n), second = load_normed(head, norm, half + d, n);
     const Vec cos = load(cos_sin + d, n), sin = load(cos_sin + half + d, n);
     return {sub(mul(first, cos), mul(second, sin)), add(mul(second, cos), mul(first, sin))};
 }
 
 template <class T, class O>
-OCTAVO_INLINE void rotate_head(const T* head, const float* cos_sin, int64_t half, O* out) {
+OCTAVO_INLINE void rotate_head(const T* head, const HeadNorm& norm, const float* cos_sin, int64_t half, O* out) {
     for (int64_t d = 0; d < half; d += kLanes) {
-        const Rotated r = rotate(head, cos_sin, half, d);
+        const Rotated r = rotate(head, norm, cos_sin, half, d);
         store(out + d, r.first, half - d);
         store(out + half + d, r.second, half - d);
     }
@@ -87,10 +110,11 @@ void rope_token(const RopeWriteKVArgs& a, const T* qkv, T* q_out, C* cache, int6
     const float* cos_sin = a.cos_sin + a.positions[token] * dim;
     const T* head = qkv + token * (a.num_heads + 2 * num_kv_heads) * dim;
     T* q = q_out + token * a.num_heads * dim;
-    for (int64_t h = 0; h < a.num_heads; ++h, head += dim, q += dim) rotate_head(head, cos_sin, half, q);
+    for (int64_t h = 0; h < a.num_heads; ++h, head += dim, q += dim)
+        rotate_head(head, head_norm(a.q_norm, a.norm_eps, head, dim), cos_sin, half, q);
     for (int64_t h = 0; h < num_kv_heads; ++h, head += dim) {
         float key[kMaxHeadDim], value[kMaxHeadDim];
-        rotate_head(head, cos_sin, half, key);
+        rotate_head(head, head_norm(a.k_norm, a.norm_eps, head, dim), cos_sin, half, key);
         widen_head(head + num_kv_heads * dim, value, dim);
         write_head(a.cache, cache, a.slot_mapping[token], h, key, value);
     }

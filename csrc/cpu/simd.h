@@ -17,6 +17,13 @@
 
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
 
+// Before a loop of a few turns over registers. Plain C, whose lanes are loops already, would only grow.
+#if defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
+#define OCTAVO_UNROLL _Pragma("GCC unroll 8")
+#else
+#define OCTAVO_UNROLL _Pragma("GCC unroll 1")
+#endif
+
 namespace octavo::OCTAVO_ISA {
 
 // Small elements as types of their own, so that loads and stores overload on them.
@@ -84,13 +91,18 @@ OCTAVO_INLINE void store(bf16* p, Vec a) {
 OCTAVO_INLINE void store(f16* p, Vec a) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
-// Sixteen 32-bit integers, or 64 bytes in quads.
+// Sixteen 32-bit integers, or sixteen quads of bytes.
 using IntVec = __m512i;
-constexpr int kInt8Rows = 4;    // rows of a register tile of linear_int8
+constexpr int kInt8Rows = 4;    // rows of a register tile of eight-bit activations
 constexpr int kInt8Panels = 3;  // panels of it
 
 OCTAVO_INLINE IntVec int_set1(int32_t x) { return _mm512_set1_epi32(x); }
 OCTAVO_INLINE IntVec int_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+OCTAVO_INLINE IntVec low_nibbles(IntVec a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+OCTAVO_INLINE IntVec high_nibbles(IntVec a) { return low_nibbles(_mm512_srli_epi16(a, 4)); }
+OCTAVO_INLINE IntVec byte_of(IntVec a, int i) {
+    return _mm512_and_si512(_mm512_srli_epi32(a, 8 * i), _mm512_set1_epi32(255));
+}
 OCTAVO_INLINE Vec to_float(IntVec a) { return _mm512_cvtepi32_ps(a); }
 OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
@@ -113,18 +125,16 @@ OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
     return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi32(both)));
 #endif
 }
-// sum plus, in each lane, four unsigned weights times the same four signed values.
-OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
+// sum plus, in each lane, four unsigned bytes times four signed ones.
+OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, IntVec values) {
 #if defined(OCTAVO_ISA_avx512vnni)
     // Written out, since gcc 12 copies the accumulator around the intrinsic.
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weight), "m"(*(const int32_t(*))values));
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weight), "v"(values));
     return sum;
 #else
-    int32_t quad;
-    __builtin_memcpy(&quad, values, 4);
-    const __m512i all = _mm512_set1_epi32(quad);
     const __m512i even = _mm512_and_si512(weight, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16(weight, 8);
-    const __m512i even_values = _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8), odd_values = _mm512_srai_epi16(all, 8);
+    const __m512i even_values = _mm512_srai_epi16(_mm512_slli_epi16(values, 8), 8);
+    const __m512i odd_values = _mm512_srai_epi16(values, 8);
     sum = _mm512_add_epi32(sum, _mm512_madd_epi16(even, even_values));
     return _mm512_add_epi32(sum, _mm512_madd_epi16(odd, odd_values));
 #endif
@@ -212,6 +222,14 @@ OCTAVO_INLINE IntVec int_set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_
 OCTAVO_INLINE IntVec int_load(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
+OCTAVO_INLINE __m256i low_nibbles(__m256i a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
+OCTAVO_INLINE __m256i high_nibbles(__m256i a) { return low_nibbles(_mm256_srli_epi16(a, 4)); }
+OCTAVO_INLINE __m256i byte_of(__m256i a, int i) {
+    return _mm256_and_si256(_mm256_srli_epi32(a, 8 * i), _mm256_set1_epi32(255));
+}
+OCTAVO_INLINE IntVec low_nibbles(IntVec a) { return {low_nibbles(a.low), low_nibbles(a.high)}; }
+OCTAVO_INLINE IntVec high_nibbles(IntVec a) { return {high_nibbles(a.low), high_nibbles(a.high)}; }
+OCTAVO_INLINE IntVec byte_of(IntVec a, int i) { return {byte_of(a.low, i), byte_of(a.high, i)}; }
 OCTAVO_INLINE Vec to_float(IntVec a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
 OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
@@ -237,9 +255,8 @@ OCTAVO_INLINE __m256i dot4_half(__m256i sum, __m256i weight, __m256i all) {
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, even_values));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, odd_values));
 }
-OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
-    const __m256i all = _mm256_set1_epi32(int_of(values));
-    return {dot4_half(sum.low, weight.low, all), dot4_half(sum.high, weight.high, all)};
+OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, IntVec values) {
+    return {dot4_half(sum.low, weight.low, values.low), dot4_half(sum.high, weight.high, values.high)};
 }
 OCTAVO_INLINE __m256 first_half(const bf16* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16));
@@ -311,17 +328,24 @@ OCTAVO_INLINE void store(f16* p, Vec a) {
 }
 struct IntVec {
     int32_t lane[kLanes];
-    const void* bytes;  // of what is to be multiplied
 };
 constexpr int kInt8Rows = 1;
 constexpr int kInt8Panels = 1;
 
-OCTAVO_INLINE IntVec int_set1(int32_t x) {
-    IntVec r = {};
-    for (int i = 0; i < int{kLanes}; ++i) r.lane[i] = x;
+#define OCTAVO_INT_LANES(EXPRESSION)                                \
+    IntVec r;                                                       \
+    for (int i = 0; i < int{kLanes}; ++i) r.lane[i] = (EXPRESSION); \
+    return r
+
+OCTAVO_INLINE IntVec int_set1(int32_t x) { OCTAVO_INT_LANES(x); }
+OCTAVO_INLINE IntVec int_load(const uint8_t* p) {
+    IntVec r;
+    __builtin_memcpy(r.lane, p, sizeof(r.lane));
     return r;
 }
-OCTAVO_INLINE IntVec int_load(const uint8_t* p) { return {{}, p}; }
+OCTAVO_INLINE IntVec low_nibbles(IntVec a) { OCTAVO_INT_LANES(a.lane[i] & 0x0f0f0f0f); }
+OCTAVO_INLINE IntVec high_nibbles(IntVec a) { OCTAVO_INT_LANES((a.lane[i] >> 4) & 0x0f0f0f0f); }
+OCTAVO_INLINE IntVec byte_of(IntVec a, int j) { OCTAVO_INT_LANES((a.lane[i] >> 8 * j) & 255); }
 OCTAVO_INLINE Vec to_float(IntVec a) { OCTAVO_LANES(float(a.lane[i])); }
 OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     for (int i = 0; i < int{kLanes}; ++i) p[i] = a.lane[i] == a.lane[i] ? int8_t(a.lane[i]) : int8_t{};
@@ -329,15 +353,20 @@ OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
 OCTAVO_INLINE void store_int16(int16_t* p, Vec a) {
     for (int i = 0; i < int{kLanes}; ++i) p[i] = a.lane[i] == a.lane[i] ? int16_t(a.lane[i]) : int16_t{};
 }
-OCTAVO_INLINE IntVec load_pairs(const int8_t* p) { return {{}, p}; }
+OCTAVO_INLINE IntVec load_pairs(const int8_t* p) {
+    IntVec r;
+    for (int i = 0; i < int{kLanes}; ++i) r.lane[i] = int32_t(uint32_t(p[2 * i + 1]) << 16 | uint16_t(p[2 * i]));
+    return r;
+}
 OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
     for (int i = 0; i < int{kLanes}; ++i)
-        for (int j = 0; j < 2; ++j) sum.lane[i] += int(static_cast<const int8_t*>(pairs.bytes)[2 * i + j]) * values[j];
+        sum.lane[i] += int16_t(pairs.lane[i]) * values[0] + (pairs.lane[i] >> 16) * values[1];
     return sum;
 }
-OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
+OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, IntVec values) {
     for (int i = 0; i < int{kLanes}; ++i)
-        for (int j = 0; j < 4; ++j) sum.lane[i] += int(static_cast<const uint8_t*>(weight.bytes)[4 * i + j]) * values[j];
+        for (int j = 0; j < 4; ++j)
+            sum.lane[i] += ((weight.lane[i] >> 8 * j) & 255) * int8_t(values.lane[i] >> 8 * j);
     return sum;
 }
 OCTAVO_INLINE Vec load_first(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[2 * i].bits) << 16)); }
@@ -357,6 +386,12 @@ OCTAVO_INLINE void store(f8* p, Vec a) {
     }
 }
 OCTAVO_INLINE void store(int8_t* p, Vec a) { store_int8(p, a); }
+// The same four bytes in every lane.
+OCTAVO_INLINE IntVec int_broadcast(const int8_t* p) {
+    int32_t quad;
+    __builtin_memcpy(&quad, p, 4);
+    return int_set1(quad);
+}
 
 // The first n lanes; the others are zero, and memory behind them is not touched.
 template <class T>

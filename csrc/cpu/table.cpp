@@ -8,15 +8,18 @@ namespace octavo::OCTAVO_ISA {
 void pack(const PackArgs&) noexcept;
 void embedding(const EmbeddingArgs&) noexcept;
 void linear(const LinearArgs&) noexcept;
-void pack_int8(const PackInt8Args&) noexcept;
-void embedding_int8(const EmbeddingArgs&) noexcept;
-void linear_int8(const LinearArgs&) noexcept;
+void pack_quantized(const PackQuantizedArgs&) noexcept;
+void embedding_quantized(const EmbeddingQuantizedArgs&) noexcept;
+void linear_int8(const LinearQuantizedArgs&) noexcept;
+void linear_weight_only(const LinearQuantizedArgs&) noexcept;
 void rms_norm(const RmsNormArgs&) noexcept;
 void add_layer_norm(const AddLayerNormArgs&) noexcept;
 void gelu(const GeluArgs&) noexcept;
 void mean_rows(const MeanRowsArgs&) noexcept;
 void l2_normalize(const L2NormalizeArgs&) noexcept;
-void silu_mul(const SiluMulArgs&) noexcept;
+void silu_mul(const GatedArgs&) noexcept;
+void gelu_tanh_mul(const GatedArgs&) noexcept;
+void scale(const ScaleArgs&) noexcept;
 void gather_rows(const GatherRowsArgs&) noexcept;
 void rope_write_kv(const RopeWriteKVArgs&) noexcept;
 void write_kv(const WriteKVArgs&) noexcept;
@@ -26,9 +29,10 @@ void read_loop(const void* data, int64_t num_bytes, float* sink) noexcept;
 
 extern const OpTable table;
 const OpTable table = {
-    OCTAVO_NAME(OCTAVO_ISA), pack,     embedding, linear,      pack_int8,     embedding_int8, linear_int8,
-    rms_norm,      add_layer_norm, gelu,
-    mean_rows,               l2_normalize, silu_mul,  gather_rows, rope_write_kv, write_kv,       paged_attention,
+    OCTAVO_NAME(OCTAVO_ISA), pack,          embedding,          linear,          pack_quantized,
+    embedding_quantized,     linear_int8,   linear_weight_only, rms_norm,        add_layer_norm,
+    gelu,                    mean_rows,     l2_normalize,       silu_mul,        gelu_tanh_mul,
+    scale,                   gather_rows,   rope_write_kv,      write_kv,        paged_attention,
     fma_loop,                read_loop,
 };
 

@@ -6,8 +6,8 @@ Owns the names and defaults of each architecture, as llama.cpp reads them; `gguf
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +50,13 @@ LAYER_NAMES = {
     "ffn_down.weight": "mlp.down_proj.weight",
     "ffn_down.bias": "mlp.down_proj.bias",
 }
+GEMMA3_LAYER_NAMES = LAYER_NAMES | {
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
 UNUSED_LAYER_NAMES = ("attn_rot_embd.weight",)
 """Rotary frequencies that some converters store; they follow from the metadata."""
 
@@ -62,9 +69,26 @@ class Architecture:
     interleaved_rope: bool
     """Rows of the query and key projections are ordered for interleaved rotary pairs."""
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES)
+    settings: Callable[[Fields, ModelConfig], ModelConfig] = lambda _, config: config
+    """Completes the configuration by what only this architecture has."""
+
+
+def _gemma3(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Every sixth layer sees all; the others have a window, and rotary angles that no scaling concerns. Of the
+    published sizes only that of 62 layers does not scale scores by head_dim."""
+    period, num_layers = fields.integer("attention.sliding_window_pattern", 6), config.num_hidden_layers
+    is_largest = num_layers == 62
+    return replace(
+        config,
+        hidden_act="gelu_pytorch_tanh",
+        sliding_windows=tuple(w if (i + 1) % period else None for i, w in enumerate(config.sliding_windows)),
+        local_rope=RopeConfig(rope_theta=fields.number("rope.freq_base_swa", 10_000.0)),
+        attention_scale=(config.hidden_size / config.num_attention_heads) ** -0.5 if is_largest else None,
+    )
 
 
 ARCHITECTURES = {
+    "gemma3": Architecture("gemma3_text", False, GEMMA3_LAYER_NAMES, _gemma3),
     "llama": Architecture("llama", interleaved_rope=True),  # Llama 1 to 3, SmolLM, Mistral
     "qwen2": Architecture("qwen2", interleaved_rope=False),
 }
@@ -163,7 +187,7 @@ def _read_config(
     window = fields.optional_integer("attention.sliding_window")
     embedding = located.get("token_embd.weight")
     num_tokens = len(vocabulary.tokens) if vocabulary is not None else None
-    return ModelConfig(
+    config = ModelConfig(
         model_type=architecture.model_type,
         vocab_size=embedding[1].shape[0] if embedding is not None else fields.integer("vocab_size", num_tokens),
         hidden_size=hidden_size,
@@ -185,7 +209,8 @@ def _read_config(
         eos_token_ids=end_of_turn_ids(file, vocabulary) if vocabulary is not None else (),
         sampling_defaults=renamed(file.metadata, GGUF_KEYS),
         extra={key: value for key, value in file.metadata.items() if not key.startswith("tokenizer.")},
-    ).check(file.path)
+    )
+    return architecture.settings(fields, config).check(file.path)
 
 
 def _per_layer_integer(fields: Fields, key: str, default: int | None = None) -> int:

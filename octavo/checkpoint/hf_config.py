@@ -33,11 +33,12 @@ def parse_config(path: Path, values: dict[str, Any], generation: dict[str, Any])
         )
     if fields.get("quantization_config") is not None:
         fields.fail("quantization_config", "is set: quantised Hugging Face checkpoints are not supported.")
-    sizes = _sizes(fields)
+    settings = _sizes(fields)
+    settings |= PARSERS[model_type](fields, settings["num_hidden_layers"])
     return ModelConfig(
         model_type=model_type,
-        **(sizes | PARSERS[model_type](fields, sizes["num_hidden_layers"])),
-        rope=_rope(fields),
+        **({"rope": _rope(fields)} if "rope" not in settings else {}),
+        **settings,
         dtype=_dtype(fields),
         eos_token_ids=_token_ids(Fields(path.with_name("generation_config.json"), generation), "eos_token_id")
         or _token_ids(fields, "eos_token_id"),
@@ -84,18 +85,57 @@ def _mistral(fields: Fields, num_layers: int) -> dict[str, Any]:
 
 def _qwen2(fields: Fields, num_layers: int) -> dict[str, Any]:
     window = _window(fields) if fields.flag("use_sliding_window", False) else None
+    first = fields.integer("max_window_layers", 28, low=0)
+    slides = _sliding_layers(fields, [layer >= first for layer in range(num_layers)])
+    return {"attention_bias": True, "sliding_windows": tuple(window if sliding else None for sliding in slides)}
+
+
+def _sliding_layers(fields: Fields, default: list[bool]) -> list[bool]:
+    """Which layers have a window."""
     layer_types = fields.get("layer_types")
     if layer_types is None:
-        first = fields.integer("max_window_layers", 28, low=0)
-        windows = [window if layer >= first else None for layer in range(num_layers)]
-    else:
-        if not isinstance(layer_types, list) or len(layer_types) != num_layers:
-            fields.fail("layer_types", f"is not a list of {num_layers} entries, one a layer.")
-        windows = [window if layer_type == "sliding_attention" else None for layer_type in layer_types]
-        unknown = [t for t in layer_types if t not in ("sliding_attention", "full_attention")]
-        if unknown:
-            fields.fail("layer_types", f"has {str(unknown[0])[:80]!r}; sliding_attention and full_attention are known.")
-    return {"attention_bias": True, "sliding_windows": tuple(windows)}
+        return default
+    if not isinstance(layer_types, list) or len(layer_types) != len(default):
+        fields.fail("layer_types", f"is not a list of {len(default)} entries, one a layer.")
+    unknown = [t for t in layer_types if t not in ("sliding_attention", "full_attention")]
+    if unknown:
+        fields.fail("layer_types", f"has {str(unknown[0])[:80]!r}; sliding_attention and full_attention are known.")
+    return [layer_type == "sliding_attention" for layer_type in layer_types]
+
+
+def _gemma3(fields: Fields, num_layers: int) -> dict[str, Any]:
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if fields.get(key) is not None:
+            fields.fail(key, "is set, which is not supported: Gemma 3 caps no logits.")
+    if fields.flag("use_bidirectional_attention", False):
+        fields.fail("use_bidirectional_attention", "is true, which is not supported.")
+    period = fields.integer("sliding_window_pattern", 6)
+    slides = _sliding_layers(fields, [(layer + 1) % period != 0 for layer in range(num_layers)])
+    attention_bias, window = fields.flag("attention_bias", False), _window(fields)
+    return {
+        "head_dim": fields.integer("head_dim", 256),
+        "hidden_act": fields.text("hidden_activation", "gelu_pytorch_tanh"),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", True),
+        "attention_bias": attention_bias,
+        "attention_output_bias": attention_bias,
+        "attention_scale": fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        "rms_norm_offset": 1.0,
+        "sliding_windows": tuple(window if sliding else None for sliding in slides),
+        "rope": _rope_of_layers(fields, "full_attention", fields.number("rope_theta", 1_000_000.0)),
+        "local_rope": _rope_of_layers(fields, "sliding_attention", fields.number("rope_local_base_freq", 10_000.0)),
+    }
+
+
+def _rope_of_layers(fields: Fields, layer_type: str, theta: float) -> RopeConfig:
+    """Of the layers of one type: their `rope_parameters` (transformers 5), or (before) `theta` and, for those without a
+    window, `rope_scaling`."""
+    by_type = fields.get("rope_parameters")
+    if by_type is not None and not (isinstance(by_type, dict) and all(isinstance(v, dict) for v in by_type.values())):
+        fields.fail("rope_parameters", "is not one object for each type of layer.")
+    parameters = None if by_type is None else by_type.get(layer_type)
+    scaling = fields.get("rope_scaling") if layer_type == "full_attention" and by_type is None else None
+    own = {"rope_theta": theta, "rope_parameters": parameters, "rope_scaling": scaling}
+    return _rope(Fields(fields.path, {**fields.values, **own}))
 
 
 def _bert(fields: Fields, num_layers: int) -> dict[str, Any]:
@@ -114,6 +154,7 @@ def _bert(fields: Fields, num_layers: int) -> dict[str, Any]:
 
 PARSERS: dict[str, Callable[[Fields, int], dict[str, Any]]] = {
     "bert": _bert,
+    "gemma3_text": _gemma3,
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,

@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from octavo.core.kv_groups import KVGroup, group_layers
 from octavo.errors import CheckpointError
 
 __all__ = ["MAX_LAYERS", "ModelConfig", "PoolingConfig", "PoolingMode", "RopeConfig", "TensorInfo"]
 
 MAX_LAYERS = 10_000
 """More than any model has: a damaged count must not become that many objects."""
+
+
+ACTIVATIONS = {"bert": "gelu", "gemma3_text": "gelu_pytorch_tanh"}
+"""By model type, where it is not silu."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,12 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...] = ()
     """One entry a layer: the number of latest positions a token attends to, itself included; None for all."""
     rope: RopeConfig = field(default_factory=RopeConfig)
+    local_rope: RopeConfig | None = None
+    """Of layers with a sliding window, where theirs differs (Gemma 3)."""
+    attention_scale: float | None = None
+    """What scores are multiplied by, if not head_dim ** -0.5."""
+    rms_norm_offset: float = 0.0
+    """Added to the stored weights of norms: Gemma's are about 0 in Hugging Face's files."""
     dtype: str = "bfloat16"
     """The checkpoint's own: float32, bfloat16, float16, or the GGUF block type that most of its matrices have."""
     bos_token_id: int | None = None
@@ -92,9 +103,16 @@ class ModelConfig:
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The file's own key-value pairs, for what only one family has."""
 
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """Layers by the block table that they share; none in an encoder."""
+        if self.is_encoder:
+            return ()
+        return group_layers(self.sliding_windows or (None,) * self.num_hidden_layers)
+
     def check(self, path: Path) -> Self:
         """This configuration, if its sizes fit together; else CheckpointError naming `path`."""
-        supported = "gelu" if self.is_encoder else "silu"
+        supported = ACTIVATIONS.get(self.model_type, "silu")
         if self.hidden_act != supported:
             raise CheckpointError(f"{path}: activation {self.hidden_act!r} is not supported; {supported} is.")
         if self.num_attention_heads % self.num_key_value_heads:

@@ -101,7 +101,6 @@ RETIRED: tuple[Retired, ...] = (
     _refused("--tensor-parallel-size -tp --pipeline-parallel-size -pp --data-parallel-size -dp", ONE_DEVICE, "1"),
     _refused("--decode-context-parallel-size -dcp --nnodes --api-server-count -asc", ONE_DEVICE, "1"),
     _refused("--distributed-executor-backend", ONE_DEVICE, "mp", "uni"),
-    _refused("--scheduling-policy", "requests are served first come, first served.", "fcfs"),
     _refused("--chat-template-content-format", "the format is found from the template.", "auto", "string"),
     _refused("--response-role", "answers have the role assistant.", "assistant"),
     _refused("--logprobs-mode", "logprobs are those of the raw distribution.", "raw_logprobs"),

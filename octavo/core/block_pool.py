@@ -5,8 +5,11 @@ Knows block numbers, reference counts and hashes; knows nothing of requests or t
 
 import hashlib
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from octavo.core.eviction import EvictionPolicy, Lru
 
 __all__ = ["BlockKey", "BlockPool", "hash_block", "root_hash"]
 
@@ -26,29 +29,36 @@ def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 class BlockPool:
-    """A fixed number of blocks, reused least recently freed first; a free block keeps its key until it is reused.
+    """A fixed number of blocks. A free block keeps its key until it is reused; those without one are reused first, of
+    the others the eviction policy chooses.
 
-    Invariants: a block is free exactly when its reference count is 0; a key leads to one block, and that block carries
-    it. A second block with the same content stays without a key: tables only grow at the tail, so it is not merged.
+    Invariants: a block is free exactly when its reference count is 0, and then either blank, without a key, or with
+    the eviction policy; a key leads to one block, and that block carries it. A second block with the same content stays
+    without a key: tables only grow at the tail, so it is not merged.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, eviction: EvictionPolicy | None = None) -> None:
         self.num_blocks = num_blocks
+        self.num_evicted = 0
         self._ref_counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_ids: dict[BlockKey, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._eviction: EvictionPolicy = Lru() if eviction is None else eviction
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._blank) + len(self._eviction)
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
+
+    def ref_count(self, block_id: int) -> int:
+        return self._ref_counts[block_id]
 
     def is_free(self, block_id: int) -> bool:
-        return block_id in self._free
+        return not self._ref_counts[block_id]
 
     def find(self, key: BlockKey) -> int | None:
         """The block that carries this key, used or free."""
@@ -59,27 +69,35 @@ class BlockPool:
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take free blocks, evicting what they held. The caller has made sure that there are enough."""
-        block_ids = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
+        block_ids = [self._take() for _ in range(num_blocks)]
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
-            self.forget(block_id)
         return block_ids
 
+    def _take(self) -> int:
+        if self._blank:
+            return self._blank.pop()
+        block_id = self._eviction.evict()
+        self.num_evicted += 1
+        self._drop_key(block_id)
+        return block_id
+
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to each of these blocks, used or free."""
+        """Add a reference to each of these blocks, which are used, or free and found by their keys."""
         for block_id in block_ids:
             if not self._ref_counts[block_id]:
-                del self._free[block_id]
+                self._eviction.remove(block_id)
             self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Drop a reference to each; of those that become free, the first given is evicted first."""
+        """Drop a reference to each; of those that become free, the last given is worth most."""
         for block_id in block_ids:
             self._ref_counts[block_id] -= 1
             if not self._ref_counts[block_id]:
-                self._free[block_id] = None
-                if self._keys[block_id] is None:  # nothing to lose: reuse it before any that could be hit
-                    self._free.move_to_end(block_id, last=False)
+                if self._keys[block_id] is None:
+                    self._blank.append(block_id)
+                else:
+                    self._eviction.add(block_id)
 
     def register(self, block_id: int, key: BlockKey) -> None:
         """Let a full block be found by its key, unless another block with the same content is."""
@@ -87,18 +105,27 @@ class BlockPool:
             self._keys[block_id] = key
 
     def forget(self, block_id: int) -> None:
-        """No longer find this block: its content is about to change, or can't be trusted."""
+        """No longer find this block: its content can't be trusted."""
+        if self._keys[block_id] is None:
+            return
+        self._drop_key(block_id)
+        if not self._ref_counts[block_id]:
+            self._eviction.remove(block_id)
+            self._blank.append(block_id)
+
+    def _drop_key(self, block_id: int) -> None:
         key = self._keys[block_id]
-        if key is not None:
-            self._keys[block_id] = None
-            del self._block_ids[key]
+        assert key is not None
+        self._keys[block_id] = None
+        del self._block_ids[key]
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert the invariants, `tables` being every table that refers to this pool."""
-        references = Counter(block_id for table in tables for block_id in table)
-        for block_id, ref_count in enumerate(self._ref_counts):
-            assert ref_count == references[block_id], f"block {block_id}: {ref_count} != {references[block_id]}"
-            assert (ref_count == 0) == (block_id in self._free)
-        assert self.num_free + self.num_used == self.num_blocks == len(self._ref_counts)
-        carried = {key: block_id for block_id, key in enumerate(self._keys) if key is not None}
-        assert carried == self._block_ids
+        references = Counter(chain.from_iterable(tables))
+        counted = {block_id: count for block_id, count in enumerate(self._ref_counts) if count}
+        assert counted == references, f"reference counts: {dict(counted.items() ^ references.items())} differ"
+        assert self.num_used == len(references)
+        assert not any(map(self._ref_counts.__getitem__, self._blank))
+        assert not any(map(self._keys.__getitem__, self._blank))
+        assert list(map(self._keys.__getitem__, self._block_ids.values())) == list(self._block_ids)
+        assert len(self._block_ids) == self.num_blocks - self._keys.count(None)

@@ -98,6 +98,7 @@ class Request:
         "num_placeholders",
         "num_prompt_tokens",
         "num_steps_in_flight",
+        "predicted_tokens",
         "priority",
         "prompt_token_ids",
         "request_id",
@@ -106,6 +107,7 @@ class Request:
         "stop_reason",
         "stop_token_ids",
         "token_ids",
+        "urgency",
         "was_scheduled",
     )
 
@@ -151,6 +153,10 @@ class Request:
         self.num_steps_in_flight = 0
         self.is_ready = True
         """Whether it may be scheduled: its grammar, if it has one, is compiled."""
+        self.urgency = (0, 0)
+        """What requests are ordered by, the least first: level and arrival, set by the scheduler when it is queued."""
+        self.predicted_tokens = 0
+        """How many output tokens were expected of it when it was first admitted."""
         self.was_scheduled = False
         self.num_cached_tokens = 0
         self.block_hashes: list[bytes] = []

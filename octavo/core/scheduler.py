@@ -4,10 +4,16 @@ One ledger, no phases: prefill, chunks, decode, prefix hits and resuming are siz
 text, time, devices or processes.
 """
 
-from collections import OrderedDict
+from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
 
+from octavo.core.eviction import EvictionPolicyName, make_eviction_policy
 from octavo.core.kv_cache_manager import BlockTables, KVCacheManager
+from octavo.core.kv_groups import capacity_tokens
+from octavo.core.length_predictor import LengthPredictor, predicted_peak
 from octavo.core.request import Request
 from octavo.core.step import (
     FinishReason,
@@ -17,8 +23,15 @@ from octavo.core.step import (
     SchedulerOutput,
     TokenLogprobs,
 )
+from octavo.core.waiting_queue import WaitingQueue
 
-__all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
+__all__ = ["AdmissionPolicy", "Scheduler", "SchedulerConfig", "SchedulerStats", "SchedulingPolicy"]
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+AdmissionPolicy = Literal["predicted", "greedy"]
+
+AGEING_STEPS = 256
+"""A request that has waited for this many steps more is as urgent as one of the next lower priority value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +47,24 @@ class SchedulerConfig:
     """KV-cache blocks, shared by all groups."""
     block_size: int
     """Tokens a block."""
-    num_groups: int = 1
-    """Groups of layers with a block table of their own. None in encoders, which keep nothing between steps: a prompt is
-    scheduled whole, in the first step whose budget has room for it."""
+    group_windows: tuple[int, ...] = (0,)
+    """For each group of layers with a block table of its own, how many latest positions they see; 0 for all. No groups
+    in encoders, which keep nothing between steps: a prompt is scheduled whole, in the first step whose budget has room
+    for it."""
     enable_prefix_caching: bool = True
+    kv_eviction_policy: EvictionPolicyName = "lru"
+    seed: int = 0
+    """Of the random eviction policy."""
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    admission_policy: AdmissionPolicy = "predicted"
+    """Whether a request is admitted when the pool will probably hold it to its end, or when it holds it now."""
 
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens of one request that the whole pool holds; without a pool, that a step holds."""
-        if not self.num_groups:
+        if not self.group_windows:
             return self.max_num_batched_tokens
-        return self.num_blocks // self.num_groups * self.block_size
+        return capacity_tokens(self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +86,22 @@ class SchedulerStats:
     """Prompt tokens of admitted requests."""
     num_generation_tokens: int
     """Accepted output tokens; never decreases."""
+    num_evicted_blocks: int = 0
+    """Cached blocks that were given up for others."""
+    num_predicted_tokens: int = 0
+    """Output tokens expected, at their admission, of the requests that have ended by `stop` or `length`."""
+    num_actual_tokens: int = 0
+    """Output tokens of these."""
+    num_mispredicted_tokens: int = 0
+    """By how many the two differed, added up over these requests."""
 
 
 class Scheduler:
-    """First come, first served, over the requests of one engine.
+    """The requests of one engine, first come, first served, or by priority.
+
+    By priority the order is that of priority · AGEING_STEPS + the step of arrival: every request ages at the same rate,
+    so the order between two of them never changes, and one waits for later ones of priority p, in steps, no longer than
+    (its priority - p) · AGEING_STEPS.
 
     Invariants: a request that is not finished is in exactly one of waiting and running; one with a step in flight is
     not preempted and keeps its blocks, finished or not, until its last step returns; the first running request can
@@ -78,10 +110,21 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._kv = KVCacheManager(config.num_blocks, config.block_size, config.num_groups, config.enable_prefix_caching)
+        self._kv = KVCacheManager(
+            config.num_blocks,
+            config.block_size,
+            config.group_windows,
+            config.enable_prefix_caching,
+            config.max_num_batched_tokens,
+            make_eviction_policy(config.kv_eviction_policy, config.seed),
+        )
+        self._kv_capacity_tokens = config.kv_capacity_tokens
         self._requests: dict[int, Request] = {}  # waiting, running, and finished with steps in flight
-        self._waiting: OrderedDict[int, Request] = OrderedDict()
-        self._running: dict[int, Request] = {}  # in order of admission
+        self._waiting = WaitingQueue()
+        self._running: dict[
+            int, Request
+        ] = {}  # in order of admission; by priority, those admitted in earlier steps by it
+        self._predictor = LengthPredictor()
         self._in_flight: dict[int, SchedulerOutput] = {}  # by step id, in order
         self._forgotten_request_ids: list[int] = []  # the runner has yet to be told
         self._num_steps = 0
@@ -93,6 +136,9 @@ class Scheduler:
         self._num_cached_tokens = 0
         self._num_generation_tokens = 0
         self._num_generation_tokens_shown = 0
+        self._num_predicted_tokens = 0
+        self._num_actual_tokens = 0
+        self._num_mispredicted_tokens = 0
 
     # ---- requests in and out
 
@@ -103,15 +149,17 @@ class Scheduler:
     def add_request(self, request: Request, is_ready: bool = True) -> None:
         """Queue a request that `RequestLimits` let pass. Until it is ready those behind it go first."""
         assert request.request_id not in self._requests
-        assert request.most_computed_tokens <= self.config.kv_capacity_tokens
+        assert request.most_computed_tokens <= self._kv_capacity_tokens
         self._num_received += 1
-        self._requests[request.request_id] = self._waiting[request.request_id] = request
+        level = request.priority * AGEING_STEPS + self._num_steps if self.config.scheduling_policy == "priority" else 0
+        request.urgency = (level, self._num_received)
         request.is_ready = is_ready
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
 
     def make_ready(self, request_id: int) -> None:
         """Let a request that waited be scheduled; one that is finished is ignored."""
-        if request_id in self._waiting:
-            self._waiting[request_id].is_ready = True
+        self._waiting.make_ready(request_id)
 
     def fail(self, request_id: int, message: str) -> list[RequestDelta]:
         """End a request that can't be computed; one that is finished is ignored."""
@@ -140,7 +188,8 @@ class Scheduler:
         """Choose the next step's work and count it as computed. Without work `request_ids` is empty and the output is
         not to be submitted; otherwise it must come back through `update` or `fail_step`."""
         step = SchedulerOutput(self._num_steps, [], [], [], [], [])
-        token_budget = self._schedule_running(step)
+        held_back = self._make_way() if self.config.scheduling_policy == "priority" else frozenset()
+        token_budget = self._schedule_running(step, held_back)
         self._admit_waiting(step, token_budget)
         if step.request_ids:
             self._num_steps += 1
@@ -159,7 +208,7 @@ class Scheduler:
         deltas = []
         prompt_logprobs = dict(result.prompt_logprobs)
         for request_id, message in result.failed.items():
-            self._kv.forget_hashes(self._kv.block_ids(request_id))
+            self._kv.forget_prefixes(self._requests[request_id])
             deltas += self._fail(self._requests[request_id], message)
         for request_id, token_ids, logprobs in zip(
             result.request_ids, result.sampled_token_ids, result.logprobs, strict=True
@@ -202,34 +251,69 @@ class Scheduler:
 
     # ---- scheduling
 
-    def _schedule_running(self, step: SchedulerOutput) -> int:
-        """Give the running requests their tokens, oldest first. Returns the budget left for admission: none when blocks
-        were short.
+    def _make_way(self) -> Set[int]:
+        """Order the running requests by urgency, and preempt the last of them for the first that waits, if it is more
+        urgent and can then be held. Returns those that have to be idle first, since they have steps in flight."""
+        self._running = dict(sorted(self._running.items(), key=lambda item: item[1].urgency))
+        claimant = self._waiting.first()
+        victims = [] if claimant is None else self._victims(claimant)
+        for victim in victims:
+            if not victim.num_steps_in_flight:
+                self._preempt(victim)
+        return {victim.request_id for victim in victims if victim.num_steps_in_flight}
 
-        Every decode has its token before a chunk takes the rest: a chunk that does not end its prompt leaves no budget
-        to admit others, so it stays the newest.
+    def _victims(self, claimant: Request) -> list[Request]:
+        """The fewest of the less urgent running requests without which the claimant can be held; none if it can be
+        held with them, or not without them either."""
+        prefix = self._kv.match_prefix(claimant)
+        candidates = [request for request in reversed(self._running.values()) if self._yields(request, claimant)]
+        if not self._has_room(claimant, prefix, candidates):
+            return []
+        num_victims = 0
+        while not self._has_room(claimant, prefix, candidates[:num_victims]):
+            num_victims += 1
+        return candidates[:num_victims]
+
+    def _yields(self, request: Request, claimant: Request) -> bool:
+        """Whether a running request may be preempted to admit the claimant: it is less urgent, ageing left out and
+        counted in."""
+        is_ordered = self.config.scheduling_policy == "priority"
+        return is_ordered and request.priority > claimant.priority and request.urgency > claimant.urgency
+
+    def _has_room(self, request: Request, prefix: BlockTables, without: list[Request]) -> bool:
+        return len(self._running) - len(without) < self.config.max_num_seqs and self._kv.can_hold(
+            request, prefix, without
+        )
+
+    def _schedule_running(self, step: SchedulerOutput, held_back: Set[int]) -> int:
+        """Give the running requests their tokens, in order, but for those held back. Returns the budget left for
+        admission: none when blocks were short.
+
+        Every decode has its token, whatever a chunk before it could take. A chunk that does not end its prompt leaves
+        no budget to admit others.
         """
         token_budget = self.config.max_num_batched_tokens
-        for request in list(self._running.values()):
-            num_new_tokens = min(request.gap, token_budget)
+        running = [request for request in self._running.values() if request.request_id not in held_back]
+        for num_behind, request in zip(range(len(running) - 1, -1, -1), running, strict=True):
+            num_new_tokens = min(request.gap, token_budget, max(token_budget - num_behind, 1))
             if not num_new_tokens or request.request_id not in self._running:
                 continue
             new_block_ids = self._allocate_or_preempt(request, num_new_tokens)
             if new_block_ids is None:
-                return 0  # newer requests stay idle, so that they can be preempted
+                return 0  # those after it stay idle, so that they can be preempted
             self._add(step, request, num_new_tokens, new_block_ids)
             token_budget -= num_new_tokens
         return token_budget
 
     def _allocate_or_preempt(self, request: Request, num_new_tokens: int) -> BlockTables | None:
-        """Blocks for the next tokens, at the expense of the newest requests admitted after this one; None when those
-        have steps in flight, or there are none."""
+        """Blocks for the next tokens, at the expense of the last of the requests after this one; None when those have
+        steps in flight, or there are none."""
         while (new_block_ids := self._kv.allocate(request, num_new_tokens)) is None:
-            for newest in reversed(self._running.values()):
-                if newest is request:
+            for last in reversed(self._running.values()):
+                if last is request:
                     return None
-                if not newest.num_steps_in_flight:
-                    self._preempt(newest)
+                if not last.num_steps_in_flight:
+                    self._preempt(last)
                     break
         return new_block_ids
 
@@ -238,8 +322,7 @@ class Scheduler:
         self._kv.free(request)
         request.num_computed_tokens = 0
         del self._running[request.request_id]
-        self._waiting[request.request_id] = request
-        self._waiting.move_to_end(request.request_id, last=False)
+        self._waiting.add(request)
         self._num_preemptions += 1
 
     def _admit_waiting(self, step: SchedulerOutput, token_budget: int) -> None:
@@ -247,13 +330,15 @@ class Scheduler:
         free, though only its next chunk's are taken: else it would be preempted before its first token, or start again
         in the step that preempted it."""
         while token_budget and len(self._running) < self.config.max_num_seqs:
-            request = next((request for request in self._waiting.values() if request.is_ready), None)
+            request = self._waiting.first()
             if request is None:
                 return
             prefix = self._kv.match_prefix(request)
-            if not self._kv.can_hold(request, prefix) or (not self.config.num_groups and request.gap > token_budget):
+            if not self._kv.can_hold(request, prefix) or (not self.config.group_windows and request.gap > token_budget):
                 return
-            del self._waiting[request.request_id]
+            if self.config.admission_policy == "predicted" and not self._will_fit(request, prefix):
+                return
+            self._waiting.remove(request.request_id)
             self._running[request.request_id] = request
             request.num_computed_tokens = self._kv.open(request, prefix)
             self._announce(step, request)
@@ -263,12 +348,34 @@ class Scheduler:
             self._add(step, request, num_new_tokens, self._kv.tables(request))
             token_budget -= num_new_tokens
 
+    def _will_fit(self, request: Request, prefix: BlockTables) -> bool:
+        """Whether the pool will probably hold the request and those that run until they have ended, so that none is
+        preempted, apart from those that this one may preempt. What is alone always fits."""
+        running, block_size = self._running.values(), self.config.block_size
+        num_groups = len(self.config.group_windows)
+        if not running or not num_groups:
+            return True
+        num_shared = self._kv.num_used(prefix) // num_groups * block_size
+        loads = [self._load(request, num_shared)]
+        loads += (self._load(other, other.num_cached_tokens) for other in running if not self._yields(other, request))
+        num_own_tokens = sum(other.num_computed_tokens - other.num_cached_tokens for other in running)
+        num_used_tokens = self._kv.pool.num_used // num_groups * block_size
+        return max(num_used_tokens - num_own_tokens, 0) + predicted_peak(loads) <= self._kv_capacity_tokens
+
+    def _load(self, request: Request, num_shared_tokens: int) -> tuple[int, int]:
+        """Tokens of its own that the request holds when its gap is closed, and how many it will probably add."""
+        num_output_tokens = request.num_tokens - request.num_prompt_tokens
+        num_more = self._predictor.predict(num_output_tokens, request.max_tokens) - num_output_tokens
+        num_unused_slots = self.config.block_size // 2  # of its last block, on average
+        return max(request.num_tokens - num_shared_tokens, 0) + num_unused_slots, max(num_more - 1, 0)
+
     def _announce(self, step: SchedulerOutput, request: Request) -> None:
         """Tell the runner of a request that starts, or starts anew."""
         if request.was_scheduled:
             step.reset_request_ids.append(request.request_id)
             return
         request.was_scheduled = True
+        request.predicted_tokens = self._predictor.predict(0, request.max_tokens)
         request.num_cached_tokens = request.num_computed_tokens
         self._num_prompt_tokens += request.num_prompt_tokens
         if self.config.enable_prefix_caching and not request.skips_prefix_cache:
@@ -352,18 +459,30 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         if self._running.pop(request.request_id, None) is None:
-            del self._waiting[request.request_id]
+            self._waiting.remove(request.request_id)
         self._num_finished[reason] += 1
+        if request.max_tokens and request.was_scheduled and reason != "error":
+            self._learn(request, reason)
         if not request.num_steps_in_flight:
             self._release(request)
+
+    def _learn(self, request: Request, reason: FinishReason) -> None:
+        num_tokens, num_predicted = request.num_output_tokens, request.predicted_tokens
+        self._predictor.observe(num_tokens, is_cut_off=reason != "stop")
+        if reason != "abort":
+            self._num_predicted_tokens += num_predicted
+            self._num_actual_tokens += num_tokens
+            self._num_mispredicted_tokens += abs(num_predicted - num_tokens)
 
     def _retire(self, step: SchedulerOutput) -> None:
         """A step has returned: what only waited for it can go."""
         del self._in_flight[step.step_id]
-        for request_id in step.request_ids:
+        for index, request_id in enumerate(step.request_ids):
             request = self._requests[request_id]
             request.num_steps_in_flight -= 1
-            if request.finish_reason is not None and not request.num_steps_in_flight:
+            if request.finish_reason is None:
+                self._kv.free_unseen(request, step.num_computed_tokens[index] + step.num_scheduled_tokens[index])
+            elif not request.num_steps_in_flight:
                 self._release(request)
 
     def _release(self, request: Request) -> None:
@@ -389,19 +508,24 @@ class Scheduler:
             prefix_cache_hits=self._num_cached_tokens,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens_shown,
+            num_evicted_blocks=self._kv.pool.num_evicted,
+            num_predicted_tokens=self._num_predicted_tokens,
+            num_actual_tokens=self._num_actual_tokens,
+            num_mispredicted_tokens=self._num_mispredicted_tokens,
         )
 
     def check(self) -> None:
         """Assert the invariants of DESIGN.md section 5."""
         self._kv.check(self._requests)
+        num_in_flight = Counter(chain.from_iterable(step.request_ids for step in self._in_flight.values()))
+        assert num_in_flight.keys() <= self._requests.keys()
         for request_id, request in self._requests.items():
-            places = [request_id in self._waiting, request_id in self._running, request.finish_reason is not None]
-            assert sum(places) == 1
-            in_flight = sum(request_id in step.request_ids for step in self._in_flight.values())
-            assert request.num_steps_in_flight == in_flight
-            assert request.finish_reason is None or in_flight
-            if request.finish_reason is None:
+            is_finished = request.finish_reason is not None
+            assert (request_id in self._waiting) + (request_id in self._running) + is_finished == 1
+            assert request.num_steps_in_flight == num_in_flight[request_id] >= is_finished
+            if not is_finished:
                 request.check()
+        self._waiting.check()
         assert len(self._running) <= self.config.max_num_seqs
         assert self._num_received == len(self._waiting) + len(self._running) + sum(self._num_finished.values())
         for step in self._in_flight.values():

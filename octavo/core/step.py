@@ -23,8 +23,9 @@ __all__ = [
 ]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-TokenMask = bytes
-"""Bit t % 8 of byte t // 8 says whether token t is allowed; at least a bit for each token of the vocabulary."""
+TokenMask = bytes | memoryview
+"""Bit t % 8 of byte t // 8 says whether token t is allowed; at least a bit for each token of the vocabulary. It holds
+until what was sampled under it is accepted."""
 
 
 @dataclass(frozen=True, slots=True)

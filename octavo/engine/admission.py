@@ -39,8 +39,10 @@ class Admission:
         if not self._queued or (over_requests <= 0 and over_tokens <= 0):
             return
         if over_requests > 0:
+            reason = "queued_reqs"
             what, limit, option = f"{self.num_requests} requests", f"{self.max_requests}", "--max-num-queued-reqs"
         else:
+            reason = "queued_tokens"
             what, limit, option = f"{self.num_tokens} prompt tokens", f"{self.max_tokens}", "--max-num-queued-tokens"
         raise EngineBusyError(
             f"{what} wait already and at most {limit} may. Come back after the time in the Retry-After header; the "

@@ -31,6 +31,7 @@ from octavo.engine.metrics import EngineMetrics, RequestTimer
 from octavo.errors import (
     CheckpointError,
     ConfigError,
+    EngineBusyError,
     EngineDeadError,
     OctavoError,
     RequestTimeoutError,
@@ -207,7 +208,7 @@ class EngineClient:
         when too much waits for it already."""
         if self._death is not None:
             raise self._death
-        self._admission.check([len(prompt) for prompt in prompts for _ in range(params.n)])
+        self._admit([len(prompt) for prompt in prompts for _ in range(params.n)])
         generation = Generation(self, self._next_request_id, len(prompts) * params.n)
         for prompt_token_ids in prompts:
             for choice in range(params.n):
@@ -230,7 +231,7 @@ class EngineClient:
         """Queue every prompt to become an embedding, one delta each. Raises as `generate` does."""
         if self._death is not None:
             raise self._death
-        self._admission.check([len(prompt) for prompt in prompts])
+        self._admit([len(prompt) for prompt in prompts])
         generation = Generation(self, self._next_request_id, len(prompts))
         for request_id, prompt_token_ids in enumerate(prompts, self._next_request_id):
             self.send(
@@ -242,6 +243,13 @@ class EngineClient:
             self._admission.enter(request_id, len(prompt_token_ids))
         self._next_request_id += len(prompts)
         return generation
+
+    def _admit(self, prompt_lengths: list[int]) -> None:
+        try:
+            self._admission.check(prompt_lengths)
+        except EngineBusyError as error:
+            self.metrics.observe_refusal(error.reason)
+            raise
 
     def send(self, message: ToEngine) -> None:
         if self._death is not None:
@@ -287,7 +295,11 @@ class EngineClient:
 
     def _take_step(self, result: StepResult) -> None:
         self.metrics.stats = result.stats
-        now = time.perf_counter()
+        now = time.monotonic()
+        for request_id, started in result.started.items():
+            generation = self._generations.get(request_id)
+            if generation is not None:
+                generation.open_requests[request_id].started(started)
         for delta in result.deltas:
             generation = self._generations.get(delta.request_id)
             if generation is not None:

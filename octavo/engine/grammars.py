@@ -28,8 +28,8 @@ NUM_BUILDERS = 2
 
 class Grammars:
     """Invariants: a request is in `_open` from `open` to `close`, and in `_matchers` once its grammar is built, which
-    `take_built` tells the engine before it schedules the request. A matcher is touched by one thread at a time: its
-    builder's, then the one that computes masks, in the order of the steps.
+    `open` or `take_built` tells the engine before it schedules the request. A matcher is touched by one thread at a
+    time: its builder's, then the one that computes masks, in the order of the steps.
     """
 
     def __init__(self, load_compiler: Callable[[], "GrammarCompiler"]) -> None:
@@ -48,10 +48,15 @@ class Grammars:
 
     # ---- the engine's side
 
-    def open(self, request_id: int, structure: StructuredOutputs) -> None:
-        """Begin to build; `take_built` tells the end."""
+    def open(self, request_id: int, structure: StructuredOutputs) -> bool:
+        """Whether the grammar is there already; else it is being built, and `take_built` tells the end."""
         self._open.add(request_id)
-        _submit(self._builders, partial(self._build, request_id, structure))
+        matcher = self._compiler.find(structure) if self._compiler is not None else None
+        if matcher is None:
+            _submit(self._builders, partial(self._build, request_id, structure))
+            return False
+        self._matchers[request_id] = matcher
+        return True
 
     def close(self, request_id: int) -> str | None:
         """Forget a request. Returns why its grammar failed, if that is what ended it."""

@@ -57,6 +57,7 @@ class LLMEngine:
         self.is_pooling = is_pooling
         self.progress = progress
         self.grammars = grammars or Grammars(_no_compiler)
+        self._started: list[int] = []
         self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
 
     def add_request(self, request: AddRequest) -> None:
@@ -65,6 +66,8 @@ class LLMEngine:
             raise InvalidRequestError("This engine embeds texts (--runner pooling); it does not generate.")
         params = request.sampling_params
         self.limits.check(request.prompt_token_ids, params)
+        structure = params.structured_outputs
+        is_ready = structure is None or self.grammars.open(request.request_id, structure)
         self.scheduler.add_request(
             Request(
                 request.request_id,
@@ -78,10 +81,8 @@ class LLMEngine:
                 priority=request.priority,
                 cache_salt=request.cache_salt,
             ),
-            is_ready=params.structured_outputs is None,
+            is_ready=is_ready,
         )
-        if params.structured_outputs is not None:
-            self.grammars.open(request.request_id, params.structured_outputs)
 
     def add_pooling(self, request: AddPooling) -> None:
         """Queue a text to embed. Raises InvalidRequestError for one that can never be served."""
@@ -120,6 +121,7 @@ class LLMEngine:
             scheduler_output = self.scheduler.schedule()
             if not scheduler_output.request_ids:
                 break
+            self._started += (new.request_id for new in scheduler_output.new_requests)
             self._in_flight.append((scheduler_output, self.executor.submit(scheduler_output)))
         if self._in_flight:
             return refusals + self._complete_oldest()
@@ -152,6 +154,11 @@ class LLMEngine:
             if delta.finish_reason is not None and self.grammars.close(delta.request_id) is not None:
                 deltas[i] = replace(delta, is_invalid=True)
         return deltas
+
+    def take_started(self) -> list[int]:
+        """Requests that were scheduled for the first time since the last call."""
+        started, self._started = self._started, []
+        return started
 
     @property
     def has_unfinished_requests(self) -> bool:

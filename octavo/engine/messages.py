@@ -64,6 +64,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     block_size: int
     num_blocks: int
+    kv_capacity_tokens: int
+    """Tokens that one request can have computed at once: in the pool or, in an encoder without one, in a step."""
     dtype: str
     kv_cache_dtype: str
     provider: str
@@ -76,11 +78,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int = 0
     start_seconds: dict[str, float]
     """Seconds each stage of the start took, in order."""
-
-    @property
-    def kv_capacity_tokens(self) -> int:
-        """Tokens that one request can have computed at once: in the pool or, in an encoder without one, in a step."""
-        return self.num_blocks * self.block_size if self.num_blocks else self.max_num_batched_tokens
 
 
 class EngineReady(msgspec.Struct, tag="ready", frozen=True):
@@ -99,6 +96,8 @@ class StepResult(msgspec.Struct, tag="step", frozen=True):
 
     deltas: list[RequestDelta]
     stats: SchedulerStats
+    started: dict[int, float] = {}
+    """Requests that were scheduled for the first time, and when, on the clock of `time.monotonic`."""
 
 
 ToEngine = AddRequest | AddPooling | AbortRequests | FinishRequest

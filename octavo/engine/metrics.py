@@ -5,15 +5,14 @@ running + finished by reason. Latencies are observed here, in the API process.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from octavo.core.scheduler import SchedulerStats
-from octavo.core.step import FinishReason
 
 __all__ = ["EngineMetrics", "RequestTimer"]
 
@@ -21,6 +20,8 @@ FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.
                        160, 640, 2560)  # fmt: skip
 TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+
+REFUSAL_REASONS = ("queued_reqs", "queued_tokens")
 
 IDLE = SchedulerStats(
     num_waiting=0,
@@ -69,10 +70,28 @@ class EngineMetrics:
         self._decode = histogram(
             "decode_latency_seconds", "From the first to the last token of a finished request.", REQUEST_BUCKETS
         )
+        self._queue = histogram(
+            "request_queue_time_seconds", "From a request's arrival to the step that began it.", REQUEST_BUCKETS
+        )
+        self._refused = Counter(
+            "octavo:requests_refused",
+            "Requests refused with status 429, by what was full.",
+            ["model_name", "reason"],
+            registry=self._registry,
+        )
+        for reason in REFUSAL_REASONS:
+            self._refused.labels(model_name, reason)
+        self._model_name = model_name
 
     def exposition(self) -> bytes:
         """Prometheus's text format."""
         return generate_latest(self._registry)
+
+    def observe_refusal(self, reason: str) -> None:
+        self._refused.labels(self._model_name, reason).inc()
+
+    def observe_queue_time(self, seconds: float) -> None:
+        self._queue.observe(seconds)
 
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
@@ -94,15 +113,18 @@ class EngineMetrics:
 
 
 class RequestTimer:
-    """The times of one engine request, from its arrival here."""
+    """The times of one engine request, from its arrival here, on the clock of `time.monotonic`."""
 
     __slots__ = ("_arrived", "_first_token", "_last_token", "_metrics")
 
     def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics = metrics
-        self._arrived = time.perf_counter()
+        self._arrived = time.monotonic()
         self._first_token: float | None = None
         self._last_token = 0.0
+
+    def started(self, now: float) -> None:
+        self._metrics.observe_queue_time(max(now - self._arrived, 0.0))
 
     def tokens(self, num_tokens: int, now: float) -> None:
         if not num_tokens:
@@ -118,7 +140,7 @@ class RequestTimer:
     def finished(self) -> None:
         """Call for a request that ended well."""
         if self._first_token is None:
-            self._metrics.observe_whole(time.perf_counter() - self._arrived)
+            self._metrics.observe_whole(time.monotonic() - self._arrived)
         else:
             self._metrics.observe_finished(self._first_token - self._arrived, self._last_token - self._arrived)
 
@@ -141,7 +163,8 @@ class _StatsCollector(Collector):
         yield self._counter("num_requests", "Requests received by the engine.", stats.num_received)
         yield self._plain("num_requests_succeeded", "Requests that finished.", finished["stop"] + finished["length"])
         yield self._plain("num_requests_failed", "Requests that ended with an error.", finished["error"])
-        yield self._finished(finished)
+        by_reason = {str(reason): count for reason, count in finished.items()}
+        yield self._by("vllm:request_success", "Finished requests by reason.", "finished_reason", by_reason)
         yield self._counter("num_preemptions", "Times a running request was put back.", stats.num_preemptions)
         for name in ("prompt_tokens", "input_tokens"):
             yield self._counter(name, "Prompt tokens of admitted requests.", stats.num_prompt_tokens)
@@ -149,6 +172,7 @@ class _StatsCollector(Collector):
             yield self._counter(name, "Tokens generated.", stats.num_generation_tokens)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_cache_hits)
+        yield from self._own_counters(stats)
 
     def _gauge(self, name: str, documentation: str, value: float) -> Metric:
         metric = GaugeMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
@@ -167,9 +191,22 @@ class _StatsCollector(Collector):
         metric.add_metric(self._labels, value)
         return metric
 
-    def _finished(self, finished: dict[FinishReason, int]) -> Metric:
-        labels = ["model_name", "finished_reason"]
-        metric = CounterMetricFamily("vllm:request_success", "Finished requests by reason.", labels=labels)
-        for reason, count in finished.items():
-            metric.add_metric([*self._labels, reason], count)
+    def _own_counters(self, stats: SchedulerStats) -> Iterator[Metric]:
+        """What vLLM has no name for."""
+        preemptions, hits = {"recompute": stats.num_preemptions}, {"pool": stats.prefix_cache_hits}
+        evicted = {"pool": stats.num_evicted_blocks}
+        lengths = {
+            "predicted": stats.num_predicted_tokens,
+            "actual": stats.num_actual_tokens,
+            "error": stats.num_mispredicted_tokens,
+        }
+        yield self._by("octavo:preemptions", "Times a running request was put back.", "mode", preemptions)
+        yield self._by("octavo:prefix_cache_hits", "Prompt tokens found in the cache.", "tier", hits)
+        yield self._by("octavo:evicted_blocks", "Cached KV blocks given up for others.", "tier", evicted)
+        yield self._by("octavo:output_length_tokens", "Output lengths of finished requests, added up.", "kind", lengths)
+
+    def _by(self, name: str, documentation: str, label: str, values: Mapping[str, int]) -> Metric:
+        metric = CounterMetricFamily(name, documentation, labels=["model_name", label])
+        for value, count in values.items():
+            metric.add_metric([*self._labels, value], count)
         return metric

@@ -51,6 +51,7 @@ class Engine(Protocol):
     def abort(self, request_id: int) -> None: ...
     def finish(self, request_id: int, num_tokens: int) -> None: ...
     def step(self) -> list[RequestDelta]: ...
+    def take_started(self) -> list[int]: ...
     def stats(self) -> SchedulerStats: ...
     def progress(self) -> int: ...
     @property
@@ -112,13 +113,15 @@ class SocketChannel:
 class EngineLoop:
     """Turns of: take what has arrived, compute a step, report it.
 
-    Invariant: `_unsent` holds, in order, the deltas that the API process had no room for; they go with the next report.
+    Invariant: `_unsent` holds, in order, the deltas that the API process had no room for, and `_started` the requests
+    that were first scheduled meanwhile; they go with the next report.
     """
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine = engine
         self._channel = channel
         self._unsent: list[RequestDelta] = []
+        self._started: dict[int, float] = {}
         self._num_turns = 0
         self._is_idle = False
 
@@ -142,7 +145,9 @@ class EngineLoop:
         for message in self._channel.receive():
             self._take(message)
         if self._engine.has_unfinished_requests:
+            now = time.monotonic()  # a step is scheduled before it is waited for
             self._unsent += self._engine.step()
+            self._started |= dict.fromkeys(self._engine.take_started(), now)
         self._report()
         self._num_turns += 1
 
@@ -167,8 +172,8 @@ class EngineLoop:
             self._engine.add_request(request)
 
     def _report(self) -> None:
-        if self._channel.send(StepResult(self._unsent, self._engine.stats())):
-            self._unsent = []
+        if self._channel.send(StepResult(self._unsent, self._engine.stats(), self._started)):
+            self._unsent, self._started = [], {}
 
 
 def _end_with_parent(folder: str) -> None:

@@ -141,8 +141,12 @@ def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner, gr
             max_num_batched_tokens=config.max_num_batched_tokens,
             num_blocks=config.num_blocks,
             block_size=config.block_size,
-            num_groups=config.num_groups,
+            group_windows=config.group_windows,
             enable_prefix_caching=config.enable_prefix_caching,
+            kv_eviction_policy=config.kv_eviction_policy,
+            scheduling_policy=config.scheduling_policy,
+            admission_policy=config.admission_policy,
+            seed=config.seed,
         )
     )
     limits = RequestLimits(
@@ -170,7 +174,8 @@ def _warm_up(runner: Runner, config: ResolvedConfig) -> None:
     """Compute a step that is nobody's, so that the first request does not pay for first touches."""
     prompt = [0] * min(config.block_size, config.max_num_batched_tokens, config.max_model_len)
     request = NewRequest(-1, prompt, SamplingParams(temperature=0.0), seed=0)
-    step = SchedulerOutput(-1, [-1], [0], [len(prompt)], [([0],)], [True], new_requests=[request])
+    blocks = tuple([0] for _ in config.group_windows)
+    step = SchedulerOutput(-1, [-1], [0], [len(prompt)], [blocks], [True], new_requests=[request])
     runner.execute(step)
     runner.forget([-1])
 
@@ -183,6 +188,7 @@ def _describe(config: ResolvedConfig, checkpoint: Checkpoint, start_seconds: dic
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
+        kv_capacity_tokens=config.kv_capacity_tokens,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         provider=config.provider,

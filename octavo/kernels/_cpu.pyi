@@ -2,7 +2,7 @@
 and for a KV cache 3 int8, 4 float8_e4m3fn."""
 
 ATTENTION_PARTITION: int
-INT8_GROUP: int
+QUANT_BLOCK: int
 MAX_HEAD_DIM: int
 FMA_FLOPS: int
 
@@ -30,10 +30,38 @@ def linear(
     out_dtype: int,
     /,
 ) -> None: ...
-def packed_int8_bytes(num_rows: int, num_cols: int, /) -> int: ...
-def pack_int8(weight: int, scales: int, packed: int, num_rows: int, num_cols: int, /) -> None: ...
-def embedding_int8(token_ids: int, packed: int, out: int, num_tokens: int, num_rows: int, num_cols: int, /) -> None: ...
-def linear_int8(
+def packed_quantized_bytes(
+    num_rows: int, num_cols: int, bits: int, group: int, zero: int, has_mins: bool, wide_scales: bool, /
+) -> int: ...
+def pack_quantized(
+    values: int,
+    scales: int,
+    mins: int,
+    packed: int,
+    num_rows: int,
+    num_cols: int,
+    bits: int,
+    group: int,
+    zero: int,
+    has_mins: bool,
+    wide_scales: bool,
+    /,
+) -> None: ...
+def embedding_quantized(
+    token_ids: int,
+    packed: int,
+    out: int,
+    num_tokens: int,
+    num_rows: int,
+    num_cols: int,
+    bits: int,
+    group: int,
+    zero: int,
+    has_mins: bool,
+    wide_scales: bool,
+    /,
+) -> None: ...
+def linear_quantized(
     x: int,
     packed: int,
     bias: int,
@@ -41,6 +69,12 @@ def linear_int8(
     num_tokens: int,
     num_rows: int,
     num_cols: int,
+    bits: int,
+    group: int,
+    zero: int,
+    has_mins: bool,
+    wide_scales: bool,
+    int8_activations: bool,
     x_dtype: int,
     out_dtype: int,
     /,
@@ -76,12 +110,17 @@ def mean_rows(
 ) -> None: ...
 def l2_normalize(x: int, out: int, num_rows: int, hidden_size: int, dtype: int, /) -> None: ...
 def silu_mul(gate_up: int, out: int, num_tokens: int, size: int, dtype: int, /) -> None: ...
+def gelu_tanh_mul(gate_up: int, out: int, num_tokens: int, size: int, dtype: int, /) -> None: ...
+def scale(x: int, out: int, count: int, factor: float, /) -> None: ...
 def gather_rows(x: int, indices: int, out: int, num_x_rows: int, num_rows: int, row_bytes: int, /) -> None: ...
 def rope_write_kv(
     qkv: int,
     positions: int,
     cos_sin: int,
     slot_mapping: int,
+    q_norm: int,
+    k_norm: int,
+    norm_eps: float,
     q_out: int,
     kv_cache: int,
     num_blocks: int,
@@ -131,3 +170,10 @@ def encoder_attention(
 def time_fma(num_units: int, /) -> float: ...
 def time_read(data: int, num_bytes: int, /) -> float: ...
 def time_fork_join(repeats: int, /) -> float: ...
+
+class Recording:
+    def __init__(self, num_rows: int, num_requests: int) -> None: ...
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+    def replay(self, num_rows: int, num_requests: int, /) -> None: ...
+    def __len__(self) -> int: ...

@@ -4,15 +4,18 @@ Every result row depends on that row's inputs alone, bit for bit. Threads and in
 to the process, not to an instance.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from octavo.kernels import _cpu
 from octavo.kernels._cpu import isa, num_threads, set_isa, set_num_threads, supported_isas
-from octavo.kernels.ops import ATTENTION_PARTITION, INT8_GROUP, Ops, Weight
+from octavo.kernels.ops import ATTENTION_PARTITION, QUANT_BLOCK, Ops, Weight
+from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
 
 __all__ = ["CpuOps", "isa", "num_threads", "set_isa", "set_num_threads", "supported_isas"]
 
-assert (_cpu.ATTENTION_PARTITION, _cpu.INT8_GROUP) == (ATTENTION_PARTITION, INT8_GROUP), "csrc/cpu/ops.h disagrees"
+assert (_cpu.ATTENTION_PARTITION, _cpu.QUANT_BLOCK) == (ATTENTION_PARTITION, QUANT_BLOCK), "csrc/cpu/ops.h disagrees"
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CACHE_DTYPE_CODES = DTYPE_CODES | {torch.int8: 3, torch.float8_e4m3fn: 4}
@@ -42,9 +45,26 @@ def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.
         raise ValueError(f"{name} must be {wanted}, not {tuple(tensor.shape)} {tensor.dtype}{layout}")
 
 
+def form_codes(form: QuantizedForm) -> tuple[int, int, int, bool, bool]:
+    """The form as csrc/cpu/ops.h has it."""
+    wide_scales = form.scale_dtype == torch.float32
+    if form.bits not in (4, 8) or form.group not in (16, 32) or (form.group == 16 and not wide_scales):
+        raise ValueError(f"the cpu kernels don't have the form {form}")
+    return form.bits, form.group, form.zero, form.has_mins, wide_scales
+
+
 def check_head_dim(head_dim: int) -> None:
     if not 16 <= head_dim <= _cpu.MAX_HEAD_DIM or head_dim % 16:
         raise ValueError(f"the cpu kernels handle head sizes that are multiples of 16 up to 256, not {head_dim}")
+
+
+def gated(kernel: Callable[[int, int, int, int, int], None], gate_up: torch.Tensor) -> torch.Tensor:
+    """gate_up [T, 2·I] -> [T, I], by a kernel such as silu_mul."""
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    check("gate_up", gate_up, (num_tokens, 2 * size))
+    out = torch.empty((num_tokens, size), dtype=gate_up.dtype)
+    kernel(gate_up.data_ptr(), out.data_ptr(), num_tokens, size, dtype_code(gate_up.dtype))
+    return out
 
 
 class CpuOps(Ops):
@@ -62,15 +82,20 @@ class CpuOps(Ops):
         code = dtype_code(weight.dtype)
         packed = torch.empty(_cpu.packed_size(num_rows, num_cols, code), dtype=weight.dtype)
         _cpu.pack(weight.data_ptr(), packed.data_ptr(), num_rows, num_cols, code)
-        return Weight(packed, num_rows, num_cols, weight.dtype)
+        return Weight(packed, num_rows, num_cols)
 
-    def pack_int8(self, values: torch.Tensor, scales: torch.Tensor) -> Weight:
-        num_rows, num_cols = values.shape
-        check("values", values, (num_rows, num_cols), torch.int8)
-        check("scales", scales, (num_rows, -(-num_cols // INT8_GROUP)), torch.float32)
-        packed = torch.empty(_cpu.packed_int8_bytes(num_rows, num_cols), dtype=torch.uint8)
-        _cpu.pack_int8(values.data_ptr(), scales.data_ptr(), packed.data_ptr(), num_rows, num_cols)
-        return Weight(packed, num_rows, num_cols, torch.int8)
+    def pack_quantized(self, matrix: QuantizedMatrix, int8_activations: bool = True) -> Weight:
+        form, (num_rows, num_cols) = matrix.form, matrix.values.shape
+        codes = form_codes(form)
+        check("values", matrix.values, (num_rows, num_cols), torch.uint8)
+        for name, scales in (("scales", matrix.scales), ("mins", matrix.mins)):
+            if scales is not None:
+                check(name, scales, (num_rows, -(-num_cols // form.group)), form.scale_dtype)
+        packed = torch.empty(_cpu.packed_quantized_bytes(num_rows, num_cols, *codes), dtype=torch.uint8)
+        mins = 0 if matrix.mins is None else matrix.mins.data_ptr()
+        pointers = (matrix.values.data_ptr(), matrix.scales.data_ptr(), mins, packed.data_ptr())
+        _cpu.pack_quantized(*pointers, num_rows, num_cols, *codes)
+        return Weight(packed, num_rows, num_cols, form, int8_activations)
 
     def kv_cache_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -85,16 +110,11 @@ class CpuOps(Ops):
         check("token_ids", token_ids, (num_tokens,), torch.int32)
         out = torch.empty((num_tokens, weight.num_cols), dtype=torch.float32)
         sizes = (num_tokens, weight.num_rows, weight.num_cols)
-        if weight.dtype == torch.int8:
-            _cpu.embedding_int8(token_ids.data_ptr(), weight.data.data_ptr(), out.data_ptr(), *sizes)
-            return out
-        _cpu.embedding(
-            token_ids.data_ptr(),
-            weight.data.data_ptr(),
-            out.data_ptr(),
-            *sizes,
-            dtype_code(weight.dtype),
-        )
+        pointers = (token_ids.data_ptr(), weight.data.data_ptr(), out.data_ptr())
+        if weight.form is None:
+            _cpu.embedding(*pointers, *sizes, dtype_code(weight.data.dtype))
+        else:
+            _cpu.embedding_quantized(*pointers, *sizes, *form_codes(weight.form))
         return out
 
     def linear(
@@ -109,10 +129,12 @@ class CpuOps(Ops):
         bias_pointer = 0 if bias is None else bias.data_ptr()
         pointers = (x.data_ptr(), weight.data.data_ptr(), bias_pointer, out.data_ptr())
         sizes = (num_tokens, num_rows, num_cols)
-        if weight.dtype == torch.int8:
-            _cpu.linear_int8(*pointers, *sizes, dtype_code(x.dtype), dtype_code(out_dtype))
+        x_code, out_code = dtype_code(x.dtype), dtype_code(out_dtype)
+        if weight.form is None:
+            _cpu.linear(*pointers, *sizes, x_code, dtype_code(weight.data.dtype), out_code)
         else:
-            _cpu.linear(*pointers, *sizes, dtype_code(x.dtype), dtype_code(weight.dtype), dtype_code(out_dtype))
+            form = form_codes(weight.form)
+            _cpu.linear_quantized(*pointers, *sizes, *form, weight.int8_activations, x_code, out_code)
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
@@ -198,10 +220,16 @@ class CpuOps(Ops):
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
-        check("gate_up", gate_up, (num_tokens, 2 * size))
-        out = torch.empty((num_tokens, size), dtype=gate_up.dtype)
-        _cpu.silu_mul(gate_up.data_ptr(), out.data_ptr(), num_tokens, size, dtype_code(gate_up.dtype))
+        return gated(_cpu.silu_mul, gate_up)
+
+    def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return gated(_cpu.gelu_tanh_mul, gate_up)
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        num_tokens, size = x.shape
+        check("x", x, (num_tokens, size), torch.float32)
+        out = torch.empty((num_tokens, size), dtype=torch.float32)
+        _cpu.scale(x.data_ptr(), out.data_ptr(), num_tokens * size, factor)
         return out
 
     def gather_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -223,6 +251,9 @@ class CpuOps(Ops):
         slot_mapping: torch.Tensor,
         num_heads: int,
         num_kv_heads: int,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
     ) -> torch.Tensor:
         num_tokens = qkv.shape[0]
         num_blocks, _, _, block_size, _ = kv_cache.shape
@@ -233,12 +264,18 @@ class CpuOps(Ops):
         cache_shape = self.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim, kv_cache.dtype)
         check("kv_cache", kv_cache, cache_shape)
         check("slot_mapping", slot_mapping, (num_tokens,), torch.int32)
+        for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+            if norm is not None:
+                check(name, norm, (head_dim,), torch.float32)
         q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype)
         _cpu.rope_write_kv(
             qkv.data_ptr(),
             positions.data_ptr(),
             cos_sin.data_ptr(),
             slot_mapping.data_ptr(),
+            0 if q_norm is None else q_norm.data_ptr(),
+            0 if k_norm is None else k_norm.data_ptr(),
+            norm_eps,
             q.data_ptr(),
             kv_cache.data_ptr(),
             num_blocks,

@@ -14,21 +14,18 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-__all__ = ["ATTENTION_PARTITION", "INT8_GROUP", "KV_SCALE_BYTES", "LARGEST_QUANTIZED", "Ops", "Weight", "quantize_kv"]
+from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix, round_to_int8
+from octavo.kernels.quantized_kv import KV_SCALE_BYTES, LARGEST_QUANTIZED, cache_rows, read_rows
+
+__all__ = ["ATTENTION_PARTITION", "QUANT_BLOCK", "Ops", "Weight"]
 
 ATTENTION_PARTITION = 512
 """Positions in one partition of attention: partial results of fixed partitions, counted from position 0, are merged in
 order, so that the order of additions depends on a token's position alone."""
 
 
-INT8_GROUP = 32
-"""Columns of an int8 matrix that share a scale; activations are quantised in groups of as many, one scale each."""
-
-LARGEST_QUANTIZED = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""What the largest magnitude of a key or a value becomes in a KV cache of these types."""
-
-KV_SCALE_BYTES = 4
-"""Of the float32 scale that each key and each value of a head has in such a cache."""
+QUANT_BLOCK = 32
+"""Columns of activations that share a scale when they are quantised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +35,10 @@ class Weight:
     data: torch.Tensor
     num_rows: int
     num_cols: int
-    dtype: torch.dtype
-    """int8: values times a scale for each INT8_GROUP columns of a row."""
-    scales: torch.Tensor | None = None
-    """Of an int8 matrix, where the provider's `data` does not hold them."""
+    form: QuantizedForm | None = None
+    """How the matrix is quantised; None: it is of data's dtype."""
+    int8_activations: bool = False
+    """`linear` quantises its input too."""
 
 
 class Ops:
@@ -57,11 +54,12 @@ class Ops:
 
     def pack(self, weight: torch.Tensor) -> Weight:
         """Lay out a [N, K] matrix for `linear` and `embedding`. Not an op: called at load."""
-        return Weight(weight.contiguous(), weight.shape[0], weight.shape[1], weight.dtype)
+        return Weight(weight.contiguous(), weight.shape[0], weight.shape[1])
 
-    def pack_int8(self, values: torch.Tensor, scales: torch.Tensor) -> Weight:
-        """As `pack`, for values [N, K] int8 from -127 to 127 and their scales [N, ceil(K / INT8_GROUP)] float32."""
-        return Weight(values, values.shape[0], values.shape[1], torch.int8, scales)
+    def pack_quantized(self, matrix: QuantizedMatrix, int8_activations: bool = True) -> Weight:
+        """As `pack`, for a quantised matrix, which is multiplied with activations in eight bits or as they are."""
+        num_rows, num_cols = matrix.values.shape
+        return Weight(matrix.dequantized(), num_rows, num_cols, matrix.form, int8_activations)
 
     def kv_cache_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -74,21 +72,18 @@ class Ops:
 
     def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
         """Rows of `weight` for token_ids [T] int32 -> [T, H] float32 (the residual stream's first value)."""
-        rows = weight.data[token_ids.long()].float()
-        return rows if weight.scales is None else rows * _columns(weight.scales[token_ids.long()], weight.num_cols)
+        return weight.data[token_ids.long()].float()
 
     def linear(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, out_dtype: torch.dtype
     ) -> torch.Tensor:
         """x [T, K] dtype times weightᵀ, plus bias [N] float32 -> [T, N] out_dtype; accumulated in float32.
 
-        For an int8 weight each INT8_GROUP columns of a row of x are quantised too: the largest magnitude becomes 127,
-        the others are rounded to the nearest.
+        With int8_activations each QUANT_BLOCK columns of a row of x are quantised too: the largest magnitude becomes
+        127, the others are rounded to the nearest.
         """
-        if weight.scales is None:
-            return F.linear(x.float(), weight.data.float(), bias).to(out_dtype)
-        values = weight.data.float() * _columns(weight.scales, weight.num_cols)
-        return F.linear(_quantized(x.float()), values, bias).to(out_dtype)
+        x32 = round_to_int8(x.float(), QUANT_BLOCK) if weight.int8_activations else x.float()
+        return F.linear(x32, weight.data.float(), bias).to(out_dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
         """x [T, H] float32 / rms(x) · weight [H] float32 -> [T, H] out_dtype (Zhang and Sennrich, 2019)."""
@@ -129,6 +124,17 @@ class Ops:
         gate, up = gate_up.float().chunk(2, dim=-1)
         return (F.silu(gate) * up).to(gate_up.dtype)
 
+    def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up [T, 2·I] dtype: gelu(first half) · second half -> [T, I] dtype (GeGLU), gelu in its approximation
+        x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) / 2.
+        """
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (F.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """x [T, H] float32 times a number that float32 holds -> [T, H] float32."""
+        return x * factor
+
     def gather_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Rows of x [T, H] at indices [S] int32 -> [S, H]."""
         return x[indices.long()]
@@ -153,6 +159,9 @@ class Ops:
         slot_mapping: torch.Tensor,
         num_heads: int,
         num_kv_heads: int,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
     ) -> torch.Tensor:
         """Rotate queries and keys (Su et al., 2021, halves as in GPT-NeoX) and store keys and values in the cache.
 
@@ -160,19 +169,23 @@ class Ops:
         positions [T] int32; cos_sin [max_model_len, D] float32: D/2 cosines, then D/2 sines.
         kv_cache as `kv_cache_shape`, in the cache's dtype, where a quantised one stores what `quantize_kv` gives;
         slot_mapping [T] int32: block · block_size + offset.
+        q_norm, k_norm [D] float32: weights of an RMS norm of each query and key head before it is rotated; None: none.
         Returns the rotated queries [T, Hq, D] dtype.
         """
         num_tokens = qkv.shape[0]
         block_size = kv_cache.shape[3]
         heads = qkv.float().view(num_tokens, num_heads + 2 * num_kv_heads, -1)
-        rotated, value = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
+        query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        query = query if q_norm is None else Ops.rms_norm(self, query, q_norm, norm_eps, torch.float32)
+        key = key if k_norm is None else Ops.rms_norm(self, key, k_norm, norm_eps, torch.float32)
+        rotated = torch.cat((query, key), dim=1)
         cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D/2]
         first, second = rotated.chunk(2, dim=-1)
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         block, offset = slot_mapping.long() // block_size, slot_mapping.long() % block_size
         rows = kv_cache.view(torch.uint8)  # as bytes, for which torch has every operation
-        rows[block, :, 0, offset] = _cache_rows(rotated[:, num_heads:], kv_cache.dtype)
-        rows[block, :, 1, offset] = _cache_rows(value, kv_cache.dtype)
+        rows[block, :, 0, offset] = cache_rows(rotated[:, num_heads:], kv_cache.dtype)
+        rows[block, :, 1, offset] = cache_rows(value, kv_cache.dtype)
         return rotated[:, :num_heads].to(qkv.dtype)
 
     def paged_attention(
@@ -188,7 +201,8 @@ class Ops:
         """Causal softmax attention of every query over its request's tokens, all read from the cache.
 
         q [T, Hq, D] dtype; request r's queries are rows query_start[r] to query_start[r + 1] and are the last of its
-        seq_lens[r] tokens. block_table [R, max_blocks], query_start [R + 1], seq_lens [R]: int32.
+        seq_lens[r] tokens. block_table [R, max_blocks], query_start [R + 1], seq_lens [R]: int32. The entries of
+        blocks that no query sees are not read.
         window: how many latest positions a query sees, itself included; 0 for all. Query head h reads key-value head
         h // (Hq / Hkv). Returns [T, Hq·D] dtype.
         Over an int8 cache a provider may round queries, and a partition's weights times the values' scales, to 16 bits:
@@ -201,14 +215,17 @@ class Ops:
         for r, seq_len in enumerate(lengths):
             rows = slice(starts[r], starts[r + 1])
             num_queries = starts[r + 1] - starts[r]
-            num_blocks = -(-seq_len // block_size)
-            kv = _read_cache(kv_cache, block_table[r, :num_blocks].long())  # [blocks, Hkv, 2, block_size, D]
-            kv = kv.permute(2, 1, 0, 3, 4).reshape(2, num_kv_heads, num_blocks * block_size, head_dim)[:, :, :seq_len]
-            key, value = kv.repeat_interleave(num_heads // num_kv_heads, dim=1)  # [Hq, seq_len, D]
+            first_seen = max(seq_len - num_queries - window + 1, 0) if window > 0 else 0
+            first_block, last_block = first_seen // block_size, -(-seq_len // block_size)
+            first, length = first_block * block_size, seq_len - first_block * block_size
+            rows_of = kv_cache.view(torch.uint8)[block_table[r, first_block:last_block].long()]
+            kv = read_rows(rows_of, kv_cache.dtype)  # [blocks, Hkv, 2, block_size, D]
+            kv = kv.permute(2, 1, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
+            key, value = kv.repeat_interleave(num_heads // num_kv_heads, dim=1)  # [Hq, length, D]
             query = q[rows].float().transpose(0, 1)  # [Hq, queries, D]
             scores = query @ key.transpose(1, 2) * scale
             query_position = torch.arange(seq_len - num_queries, seq_len, device=q.device).unsqueeze(1)
-            distance = query_position - torch.arange(seq_len, device=q.device)
+            distance = query_position - torch.arange(first, seq_len, device=q.device)
             hidden = distance < 0
             if window > 0:
                 hidden |= distance >= window
@@ -233,46 +250,3 @@ class Ops:
             weights = torch.softmax(query @ key.transpose(1, 2) * scale, dim=-1)
             out[first:last] = (weights @ value).transpose(0, 1).reshape(last - first, -1).to(qkv.dtype)
         return out
-
-
-def quantize_kv(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [..., D] float -> values [..., D] dtype and scales [..., 1] float32: the largest magnitude becomes that of
-    LARGEST_QUANTIZED, the others are rounded to the nearest. A row with a NaN or an infinity gets a NaN for a scale.
-    """
-    most = LARGEST_QUANTIZED[dtype]
-    largest = x.float().abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(largest > 2.0**-118, largest.new_tensor(most) / largest, 0.0)
-    scaled = x.double() * inverse
-    scaled = scaled.round() if dtype == torch.int8 else scaled.float()
-    return scaled.nan_to_num(0.0, 0.0, 0.0).to(dtype), torch.where(largest.isfinite(), largest / most, torch.nan)
-
-
-def _cache_rows(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x [..., D] float32 as a cache of dtype stores it: [..., bytes] uint8."""
-    if dtype not in LARGEST_QUANTIZED:
-        return x.to(dtype).view(torch.uint8)
-    values, scales = quantize_kv(x, dtype)
-    return torch.cat((values.view(torch.uint8), scales.view(torch.uint8)), dim=-1)
-
-
-def _read_cache(kv_cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """Those blocks' keys and values: [blocks, Hkv, 2, block_size, D] float32."""
-    rows = kv_cache.view(torch.uint8)[blocks]
-    if kv_cache.dtype not in LARGEST_QUANTIZED:
-        return rows.view(kv_cache.dtype).float()
-    values, scales = rows[..., :-KV_SCALE_BYTES].view(kv_cache.dtype), rows[..., -KV_SCALE_BYTES:].contiguous()
-    return values.float() * scales.view(torch.float32)
-
-
-def _columns(scales: torch.Tensor, num_cols: int) -> torch.Tensor:
-    """[rows, groups] -> [rows, num_cols]"""
-    return scales.repeat_interleave(INT8_GROUP, dim=1)[:, :num_cols]
-
-
-def _quantized(x: torch.Tensor) -> torch.Tensor:
-    """x [T, K] float32, rounded to what its groups can represent in eight bits."""
-    num_tokens, num_cols = x.shape
-    groups = F.pad(x, (0, -num_cols % INT8_GROUP)).view(num_tokens, -1, INT8_GROUP)
-    scale = groups.abs().amax(dim=-1, keepdim=True) / 127
-    rounded = torch.where(scale > 0, (groups / scale).round() * scale, torch.zeros_like(groups))
-    return torch.where(scale.isfinite(), rounded, torch.nan).view(num_tokens, -1)[:, :num_cols]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.ops import INT8_GROUP, LARGEST_QUANTIZED, Ops, quantize_kv
+from octavo.kernels.ops import INT8_GROUP, Ops
+from octavo.kernels.quantized_kv import LARGEST_QUANTIZED, quantize_kv
 
 __all__ = [
     "Expected",
@@ -19,6 +20,7 @@ __all__ = [
     "expected_add_layer_norm",
     "expected_attention",
     "expected_gelu",
+    "expected_gelu_tanh_mul",
     "expected_l2_normalize",
     "expected_linear",
     "expected_linear_int8",
@@ -125,6 +127,14 @@ def expected_silu_mul(gate_up: torch.Tensor) -> Expected:
     value = gate * torch.sigmoid(gate) * up
     beyond_float32 = (gate * up).abs() * 2.0**-127  # lost where e^-gate is infinite
     return Expected(value, value.abs() * 8 * FLOAT32_ROUNDING + beyond_float32)
+
+
+def expected_gelu_tanh_mul(gate_up: torch.Tensor) -> Expected:
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    exponent = 2 * math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    value = gate * torch.sigmoid(exponent) * up
+    beyond_float32 = (gate * up).abs() * 2.0**-126  # lost where e^-exponent is infinite
+    return Expected(value, value.abs() * (8 + 6 * exponent.abs()) * FLOAT32_ROUNDING + beyond_float32)
 
 
 def expected_rotation(heads: torch.Tensor, cos_sin: torch.Tensor) -> Expected:

@@ -9,21 +9,31 @@ __all__ = ["Attention"]
 
 
 class Attention:
-    """Grouped-query attention over the paged cache of one layer, within the layer's sliding window if it has one."""
+    """Grouped-query attention over the paged cache of one layer, within the layer's sliding window if it has one; with
+    norms of the query and key heads if they are given."""
 
-    def __init__(self, config: ModelConfig, layer: int, cos_sin: torch.Tensor) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        cos_sin: torch.Tensor,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+    ) -> None:
         self.layer = layer
         self.cos_sin = cos_sin
         self.num_heads = config.num_attention_heads
         self.num_kv_heads = config.num_key_value_heads
-        self.scale = config.head_dim**-0.5
-        self.window = (config.sliding_windows[layer] or 0) if config.sliding_windows else 0
+        self.scale = config.attention_scale or config.head_dim**-0.5
+        self.norms = (q_norm, k_norm, config.rms_norm_eps)
+        groups = config.kv_groups
+        self.group = next(index for index, group in enumerate(groups) if layer in group.layers)
+        self.window = groups[self.group].window
 
     def __call__(self, qkv: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T, (Hq + 2·Hkv)·D] -> [T, Hq·D]
         kv_cache = ctx.kv_caches[self.layer]
+        slot_mapping, block_table = ctx.slot_mappings[self.group], ctx.block_tables[self.group]
         q = ctx.ops.rope_write_kv(
-            qkv, ctx.positions, self.cos_sin, kv_cache, ctx.slot_mapping, self.num_heads, self.num_kv_heads
+            qkv, ctx.positions, self.cos_sin, kv_cache, slot_mapping, self.num_heads, self.num_kv_heads, *self.norms
         )
-        return ctx.ops.paged_attention(
-            q, kv_cache, ctx.block_table, ctx.query_start, ctx.seq_lens, self.scale, self.window
-        )
+        return ctx.ops.paged_attention(q, kv_cache, block_table, ctx.query_start, ctx.seq_lens, self.scale, self.window)

@@ -10,11 +10,15 @@ __all__ = ["Embedding", "LMHead"]
 
 
 class Embedding:
-    def __init__(self, weights: WeightLoader, name: str, vocab_size: int, hidden_size: int) -> None:
+    """Rows of a matrix, times `scale`."""
+
+    def __init__(self, weights: WeightLoader, name: str, vocab_size: int, hidden_size: int, scale: float = 1.0) -> None:
         self.weight = weights.matrix([f"{name}.weight"], hidden_size, [vocab_size])
+        self.scale = scale
 
     def __call__(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T] -> [T, H] float32
-        return ctx.ops.embedding(token_ids, self.weight)
+        rows = ctx.ops.embedding(token_ids, self.weight)
+        return rows if self.scale == 1.0 else ctx.ops.scale(rows, self.scale)
 
 
 class LMHead:

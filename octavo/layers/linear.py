@@ -19,5 +19,6 @@ class Linear:
         self.weight = weights.matrix([f"{name}.weight" for name in names], in_features, out_features)
         self.bias = weights.vector([f"{name}.bias" for name in names], out_features) if bias else None
 
-    def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T, in] -> [T, out]
-        return ctx.ops.linear(x, self.weight, self.bias, ctx.dtype)
+    def __call__(self, x: torch.Tensor, ctx: StepContext, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        """x [T, in] -> [T, out], in the activations' dtype by default."""
+        return ctx.ops.linear(x, self.weight, self.bias, out_dtype or ctx.dtype)

@@ -9,8 +9,10 @@ __all__ = ["PostLayerNorm", "RMSNorm"]
 
 
 class RMSNorm:
-    def __init__(self, weights: WeightLoader, name: str, size: int, eps: float) -> None:
-        self.weight = weights.vector([f"{name}.weight"], [size])
+    """`offset` is added to the stored weight, once."""
+
+    def __init__(self, weights: WeightLoader, name: str, size: int, eps: float, offset: float = 0.0) -> None:
+        self.weight = weights.vector([f"{name}.weight"], [size]) + offset
         self.eps = eps
 
     def __call__(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T, H] float32 -> [T, H]

@@ -3,7 +3,7 @@
 import torch
 
 from octavo.checkpoint.model_config import PoolingConfig
-from octavo.layers.context import StepContext
+from octavo.kernels.ops import Ops
 
 __all__ = ["Pooling"]
 
@@ -12,13 +12,15 @@ class Pooling:
     def __init__(self, config: PoolingConfig) -> None:
         self.config = config
 
-    def __call__(self, hidden_states: torch.Tensor, rows: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+    def __call__(
+        self, hidden_states: torch.Tensor, rows: torch.Tensor, query_start: torch.Tensor, ops: Ops
+    ) -> torch.Tensor:
         """hidden_states [T, H] -> [S, H]: of the tokens `rows` [S] int32, or for the mean of all R requests, S = R.
 
-        For the mean every request must be in the step whole.
+        query_start [R + 1] int32. For the mean every request must be in the step whole.
         """
         if self.config.mode == "mean":
-            pooled = ctx.ops.mean_rows(hidden_states, ctx.query_start)
+            pooled = ops.mean_rows(hidden_states, query_start)
         else:
-            pooled = ctx.ops.gather_rows(hidden_states, rows)
-        return ctx.ops.l2_normalize(pooled) if self.config.normalize else pooled
+            pooled = ops.gather_rows(hidden_states, rows)
+        return ops.l2_normalize(pooled) if self.config.normalize else pooled

@@ -53,13 +53,86 @@ def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
     return _half(blocks, 0) * blocks[:, 2:].view(torch.int8).float()
 
 
+def _fields(packed: torch.Tensor, width: int, run: int) -> torch.Tensor:
+    """[blocks, bytes] -> [blocks, bytes · 8 / width] uint8: each run of bytes gives its lowest fields of `width` bits,
+    then the next ones."""
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8).view(-1, 1)
+    runs = packed.unflatten(1, (-1, 1, run))
+    return (runs >> shifts & (1 << width) - 1).flatten(1)
+
+
+def _fifth_bits(packed: torch.Tensor) -> torch.Tensor:
+    """[blocks, 4] -> [blocks, 32]: 16 where the bit is set, the lowest bit of the first byte first."""
+    return _fields(packed, 1, 1) << 4
+
+
+def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
+    values = _fields(blocks[:, 6:], 4, 16) | _fifth_bits(blocks[:, 2:6])
+    return _half(blocks, 0) * (values.float() - 16.0)
+
+
+def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
+    values = _fields(blocks[:, 8:], 4, 16) | _fifth_bits(blocks[:, 4:8])
+    return _half(blocks, 0) * values.float() + _half(blocks, 2)
+
+
+def _scaled(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None = None) -> torch.Tensor:
+    """values [blocks, 256] and a scale (and minimum) for each group of them, [blocks, groups] -> [blocks, 256]."""
+    grouped = scales.unsqueeze(-1) * values.float().unflatten(1, (scales.shape[1], -1))
+    return (grouped if minimums is None else grouped - minimums.unsqueeze(-1)).flatten(1)
+
+
+def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales, minimums = (blocks[:, :16] & 0x0F).float(), (blocks[:, :16] >> 4).float()
+    return _scaled(_fields(blocks[:, 16:80], 2, 32), _half(blocks, 80) * scales, _half(blocks, 82) * minimums)
+
+
+def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales = _fields(blocks[:, 96:104], 4, 8) | _fields(blocks[:, 104:108], 2, 4) << 4
+    values = _fields(blocks[:, 32:96], 2, 32) | _fields(blocks[:, :32], 1, 32) << 2
+    return _scaled(values.float() - 4.0, _half(blocks, 108) * (scales.float() - 32.0))
+
+
+def _k_scales(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[blocks, 12] -> scales and minimums, [blocks, 8] float32 from 0 to 63: the lower six bits of the first eight
+    bytes are the first four of each; the last four have their lower four bits in the last four bytes."""
+    first, second, third = packed.split(4, dim=1)
+    scales = torch.cat((first & 0x3F, third & 0x0F | first >> 2 & 0x30), dim=1)
+    minimums = torch.cat((second & 0x3F, third >> 4 | second >> 2 & 0x30), dim=1)
+    return scales.float(), minimums.float()
+
+
+def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales, minimums = _k_scales(blocks[:, 4:16])
+    return _scaled(_fields(blocks[:, 16:], 4, 32), _half(blocks, 0) * scales, _half(blocks, 2) * minimums)
+
+
+def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales, minimums = _k_scales(blocks[:, 4:16])
+    values = _fields(blocks[:, 48:], 4, 32) | _fields(blocks[:, 16:48], 1, 32) << 4
+    return _scaled(values, _half(blocks, 0) * scales, _half(blocks, 2) * minimums)
+
+
+def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
+    values = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32) << 4
+    scales = blocks[:, 192:208].contiguous().view(torch.int8).float()
+    return _scaled(values.float() - 32.0, _half(blocks, 208) * scales)
+
+
 BLOCK_TYPES = {
     "F32": BlockType(1, 4, lambda blocks: blocks.view(torch.float32)),
     "F16": BlockType(1, 2, lambda blocks: blocks.view(torch.float16)),
     "BF16": BlockType(1, 2, lambda blocks: blocks.view(torch.bfloat16)),
     "Q4_0": BlockType(32, 18, _q4_0),
     "Q4_1": BlockType(32, 20, _q4_1),
+    "Q5_0": BlockType(32, 22, _q5_0),
+    "Q5_1": BlockType(32, 24, _q5_1),
     "Q8_0": BlockType(32, 34, _q8_0),
+    "Q2_K": BlockType(256, 84, _q2_k),
+    "Q3_K": BlockType(256, 110, _q3_k),
+    "Q4_K": BlockType(256, 144, _q4_k),
+    "Q5_K": BlockType(256, 176, _q5_k),
+    "Q6_K": BlockType(256, 210, _q6_k),
 }
 SUPPORTED_TYPES = tuple(BLOCK_TYPES)
 

@@ -1,4 +1,4 @@
-"""The KV pool: one zeroed cache tensor a layer, committed page by page as blocks are first written."""
+"""The KV pool: a zeroed cache tensor for each place in a group, committed page by page as blocks are first written."""
 
 import mmap
 
@@ -22,12 +22,16 @@ KV_DTYPES = {
 def allocate_kv_caches(
     ops: Ops, model: ModelConfig, num_blocks: int, block_size: int, kv_cache_dtype: str, device: torch.device
 ) -> list[torch.Tensor]:
-    """One cache a layer, of `Ops.kv_cache_shape`, filled with zeros."""
+    """The cache of each layer, of `Ops.kv_cache_shape`, filled with zeros. Layers in the same place of their groups
+    share one: no block is used by two groups at once."""
     dtype = KV_DTYPES[kv_cache_dtype]
     shape = ops.kv_cache_shape(num_blocks, block_size, model.num_key_value_heads, model.head_dim, dtype)
-    if device.type != "cpu":
-        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_hidden_layers)]
-    return [zeros_on_demand(shape, dtype) for _ in range(model.num_hidden_layers)]
+    place_of = {layer: place for group in model.kv_groups for place, layer in enumerate(group.layers)}
+    caches = [
+        zeros_on_demand(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+        for _ in range(max(place_of.values()) + 1)
+    ]
+    return [caches[place_of[layer]] for layer in range(model.num_hidden_layers)]
 
 
 def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -13,8 +13,8 @@ from octavo.checkpoint.model_config import ModelConfig
 from octavo.config import ResolvedConfig
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs, TokenMasks
 from octavo.kernels.ops import Ops
-from octavo.layers.context import StepContext
 from octavo.models.loader import CausalLM
+from octavo.runner.capture import make_forward
 from octavo.runner.input_batch import InputBatch, StepInputs
 from octavo.runner.kv_cache import allocate_kv_caches
 from octavo.runner.logprobs import PromptLogprobs
@@ -34,15 +34,12 @@ class ModelRunner:
         masks: TokenMasks | None = None,
     ) -> None:
         """`masks` has what structured output allows; without it every request is free."""
-        self.model = model
         self.masks = masks
-        self.ops = ops
-        self.device = device
-        self.dtype = getattr(torch, config.dtype)
         self.kv_caches = allocate_kv_caches(
             ops, model_config, config.num_blocks, config.block_size, config.kv_cache_dtype, device
         )
-        self.batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
+        self.forward = make_forward(model, ops, config, self.kv_caches, device)
+        self.batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size, len(config.group_windows))
         self.sampler = Sampler(model_config.vocab_size)
         self.prompt_logprobs = PromptLogprobs()
 
@@ -51,18 +48,10 @@ class ModelRunner:
         """Compute one step. Steps are executed in the order in which they were scheduled."""
         self._update_requests(step)
         inputs = self.batch.prepare(step)
-        ctx = self._context(inputs)
-        hidden_states = self.model(self._to_device(inputs.input_ids), ctx)
-
-        def logits_of(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-            logits: npt.NDArray[np.float32] = (
-                self.model.logits(hidden_states, self._to_device(tokens), ctx).cpu().numpy()
-            )
-            return logits
-
-        prompt_logprobs = self.prompt_logprobs.compute(step, inputs, logits_of)
+        self.forward.hidden_states(inputs)
+        prompt_logprobs = self.prompt_logprobs.compute(step, inputs, self.forward.logits)
         request_ids = [step.request_ids[i] for i in inputs.sampled]
-        sampled = self._sample(request_ids, inputs, logits_of(inputs.logits_rows))
+        sampled = self._sample(request_ids, inputs, self.forward.logits(inputs.logits_rows))
         self.batch.append(inputs, sampled.token_ids)
         return _output(request_ids, sampled, prompt_logprobs)
 
@@ -94,21 +83,6 @@ class ModelRunner:
             self.sampler.add(row, request)
             self.prompt_logprobs.add(row, request)
         self.batch.apply(step)
-
-    def _context(self, inputs: StepInputs) -> StepContext:
-        return StepContext(
-            ops=self.ops,
-            dtype=self.dtype,
-            positions=self._to_device(inputs.positions),
-            slot_mapping=self._to_device(inputs.slot_mapping),
-            block_table=self._to_device(inputs.block_table),
-            query_start=self._to_device(inputs.query_start),
-            seq_lens=self._to_device(inputs.seq_lens),
-            kv_caches=self.kv_caches,
-        )
-
-    def _to_device(self, array: npt.NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
 def _output(

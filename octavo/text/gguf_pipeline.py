@@ -82,14 +82,12 @@ def _merges_from_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         for token, kind, score in zip(vocabulary.tokens, types, scores, strict=True)
         if kind == TokenType.NORMAL
     }
-    ranked: list[tuple[float, str, str]] = []
-    for piece, score in pieces.items():
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in pieces and right in pieces:
-                ranked.append((score, left, right))
-    ranked.sort(key=lambda merge: (merge[0], len(merge[1])), reverse=True)
-    return [(left, right) for _, left, right in ranked]
+    return [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(pieces, key=pieces.__getitem__, reverse=True)
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
 
 
 def _add_special_tokens(pipeline: Tokenizer, vocabulary: Vocabulary) -> None:

@@ -4,13 +4,18 @@ Everything that a request can make expensive is limited here: sizes, llguidance'
 Knows nothing of requests, batches or sampling. Import it where a grammar is met: llguidance is only loaded then.
 """
 
+import copy
 import json
 import re
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import llguidance
+import numpy as np
+import numpy.typing as npt
 from llguidance.gbnf_to_lark import any_to_lark
 
 from octavo.core.step import TokenMask
@@ -35,6 +40,8 @@ JSON_OPTIONS: dict[str, Any] = {
     "lenient": False,
 }
 """All that "x-guidance" in a schema could set: the output is JSON that the schema accepts, whatever it says."""
+MAX_COMPILED = 32
+"""Grammars kept ready for the next request that asks for the same."""
 KNOWN_FORMATS = frozenset(["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"])
 MAX_MESSAGE_CHARACTERS = 500
 DATA_KEYWORDS = frozenset(["const", "default", "enum", "example", "examples"])
@@ -136,7 +143,10 @@ class _Vocabulary:
 
 
 class GrammarCompiler:
-    """Compiles for one model's vocabulary. Building it takes a third of a second for 50,000 tokens."""
+    """Compiles for one model's vocabulary, and remembers the latest results; for any thread.
+
+    Building it takes a third of a second for 50,000 tokens.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """`vocab_size` is the model's: its embedding may have more rows than the tokenizer has tokens. They are never
@@ -146,13 +156,34 @@ class GrammarCompiler:
         vocabulary = llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, eos_token_ids))
         self._tokenizer = llguidance.LLTokenizer(vocabulary, eos_token=list(eos_token_ids))
         self._eos_mask = _mask_of(eos_token_ids, vocab_size)
+        self._vocab_size = vocab_size
+        self._compiled: OrderedDict[StructuredOutputs, Matcher] = OrderedDict()  # the latest used last
+        self._lock = threading.Lock()
+
+    def find(self, structure: StructuredOutputs) -> "Matcher | None":
+        """A new matcher, at once, for what was compiled before."""
+        with self._lock:
+            matcher = self._compiled.get(structure)
+            if matcher is None:
+                return None
+            self._compiled.move_to_end(structure)
+            return matcher.copy()
 
     def compile(self, structure: StructuredOutputs) -> "Matcher":
         """Raises InvalidRequestError, with the compiler's message, for what can't be compiled or never ends well."""
+        found = self.find(structure)
+        if found is not None:
+            return found
         source = grammar_source(structure)
         limits = llguidance.LLParserLimits(**LIMITS)
-        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
-        return Matcher(matcher, self._eos_mask)
+        matcher = Matcher(
+            llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits), self._vocab_size, self._eos_mask
+        )
+        with self._lock:
+            self._compiled[structure] = matcher
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+            return matcher.copy()
 
 
 def _mask_of(token_ids: Sequence[int], vocab_size: int) -> TokenMask:
@@ -163,16 +194,31 @@ def _mask_of(token_ids: Sequence[int], vocab_size: int) -> TokenMask:
 class Matcher:
     """Where one output is in its grammar. For one thread at a time.
 
-    `mask` is of the tokens that may come next; after the output's end, of the end-of-sequence tokens.
+    `mask` is of the tokens that may come next; after the output's end, of the end-of-sequence tokens. Its memory is
+    written anew by `accept`.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, eos_mask: TokenMask) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int, eos_mask: TokenMask) -> None:
         """Raises InvalidRequestError, as `accept` does."""
         self._matcher = matcher
         self._eos_mask = eos_mask
+        self._hold(np.zeros(-(-vocab_size // 32), np.int32))
         self._cpu_left_s = FREE_CPU_S
         self._check()
         self.mask = self._next_mask()
+
+    def copy(self) -> "Matcher":
+        """Another one at the same place."""
+        other = copy.copy(self)
+        other._matcher = self._matcher.deep_copy()
+        other._hold(self._words.copy())
+        if self.mask is not self._eos_mask:
+            other.mask = other._own_mask
+        return other
+
+    def _hold(self, words: npt.NDArray[np.int32]) -> None:
+        """Let masks be written to this memory."""
+        self._words, self._address, self._own_mask = words, words.ctypes.data, words.data.cast("B")
 
     def accept(self, token_id: int) -> None:
         """Go on by a token that `mask` allows. Raises InvalidRequestError for a grammar that turns out too complex."""
@@ -188,9 +234,9 @@ class Matcher:
     def _next_mask(self) -> TokenMask:
         if self._matcher.is_stopped():
             return self._eos_mask
-        mask = self._matcher.compute_bitmask()
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._words.nbytes)
         self._check()
-        return mask
+        return self._own_mask
 
     def _check(self) -> None:
         if self._matcher.is_error():

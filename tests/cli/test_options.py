@@ -14,15 +14,15 @@ from octavo.errors import ConfigError
 from tests.cli.conftest import Fails
 
 SERVE_OPTIONS = """
-    --access-log-format --allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-key
-    --api-key-file --async-scheduling --attention-backend --block-size --chat-template --client-timeout
-    --disable-access-log --download-dir --dtype --enable-prefix-caching --enforce-eager --generation-config
-    --gpu-memory-utilization --host --kv-cache-dtype --kv-cache-memory-bytes --max-body-bytes --max-header-bytes
-    --max-model-len --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs
-    --max-request-choices --model --num-threads --override-generation-config --port --quantization
-    --reasoning-parser --request-timeout --revision --runner --seed --served-model-name --shutdown-timeout
-    --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile --strict --tokenizer --tool-call-parser
-    --trust-request-chat-template
+    --access-log-format --admission-policy --allow-credentials --allowed-headers --allowed-methods
+    --allowed-origins --api-key --api-key-file --async-scheduling --attention-backend --block-size
+    --chat-template --client-timeout --disable-access-log --download-dir --dtype --enable-prefix-caching
+    --enforce-eager --generation-config --gpu-memory-utilization --host --kv-cache-dtype --kv-cache-memory-bytes
+    --kv-eviction-policy --max-body-bytes --max-header-bytes --max-model-len --max-num-batched-tokens
+    --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-request-choices --model --num-threads
+    --override-generation-config --port --quantization --reasoning-parser --request-timeout --revision --runner
+    --scheduling-policy --seed --served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs
+    --ssl-certfile --ssl-keyfile --strict --tokenizer --tool-call-parser --trust-request-chat-template
 """.split()  # noqa: SIM905 - a new option is a decision, made here
 
 

@@ -1,7 +1,8 @@
 """A device in thirty lines: it keeps a KV cache, reads it through the block tables, and samples what it read.
 
-A slot's content depends on its token and on the slot before it, and a sampled token on every slot of the request, so a
-block that is stale, shared wrongly or overwritten changes the output. `naive_output` says what a request alone gives.
+A slot's content depends on its group, its token and the slot before it, and a sampled token on every slot that the
+groups' windows show, so a block that is stale, shared wrongly, overwritten or freed too early changes the output.
+`naive_output` says what a request alone gives.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,14 +28,16 @@ def _sample(slots: Iterable[int], seed: int, choice: int) -> int:
     return (state >> 24) % VOCAB_SIZE
 
 
-def naive_output(request: Request) -> list[int]:
-    """The request's output when it runs alone on an unbounded cache."""
+def naive_output(request: Request, windows: Sequence[int] = (0,)) -> list[int]:
+    """The request's output when it runs alone on an unbounded cache. A window shows at least two positions."""
     params, tokens, output = request.sampling_params, list(request.prompt_token_ids), list[int]()
     while len(output) < request.max_tokens:
-        slots, content = [], 0
-        for token in tokens:
-            content = _mix(content, token)
-            slots.append(content)
+        slots = []
+        for group, window in enumerate(windows):
+            contents = [group]
+            for token in tokens:
+                contents.append(_mix(contents[-1], token))
+            slots += contents[-window:] if 0 < window < len(tokens) else contents[1:]
         output.append(_sample(slots, request.seed, request.choice))
         tokens.append(output[-1])
         if output[-1] in request.stop_token_ids and len(output) >= params.min_tokens:
@@ -46,7 +49,7 @@ def naive_output(request: Request) -> list[int]:
 class _Row:
     new: NewRequest
     token_ids: list[int]
-    block_ids: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
 
 
 class FakeStepHandle:
@@ -64,8 +67,9 @@ class FakeExecutor:
     """Steps named in `failing_step_ids` leave garbage in the slots they were to write, and raise; requests named in
     `failing_request_ids` come back as failed when they are to be sampled."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, windows: Sequence[int] = (0,)) -> None:
         self.block_size = block_size
+        self.windows = windows
         self.kv_cache = np.full(num_blocks * block_size, -1, dtype=np.int64)
         self.rows: dict[int, _Row] = {}
         self.steps: list[SchedulerOutput] = []
@@ -80,22 +84,26 @@ class FakeExecutor:
         for request_id in step.finished_request_ids:
             self.rows.pop(request_id, None)  # never seen, when the step that brought it failed
         for new in step.new_requests:
-            self.rows[new.request_id] = _Row(new, list(new.prompt_token_ids))
+            self.rows[new.request_id] = _Row(new, list(new.prompt_token_ids), [[] for _ in self.windows])
         for request_id in step.reset_request_ids:
-            self.rows[request_id].block_ids.clear()
+            for table in self.rows[request_id].tables:
+                table.clear()
         result = ModelRunnerOutput([], [], [])
         fails = step.step_id in self.failing_step_ids
         for index, request_id in enumerate(step.request_ids):
             row, start = self.rows[request_id], step.num_computed_tokens[index]
-            row.block_ids += step.new_block_ids[index][0]
-            slots = self._slots(row.block_ids, start + step.num_scheduled_tokens[index])
-            self._write(row.token_ids, slots, start, fails)
+            seen: list[int] = []
+            for group, window in enumerate(self.windows):
+                row.tables[group] += step.new_block_ids[index][group]
+                slots = self._slots(row.tables[group], start + step.num_scheduled_tokens[index])
+                self._write(row.token_ids, slots, start, group, fails)
+                seen += slots[-window:].tolist()
             if fails or not step.samples[index]:
                 continue
             if request_id in self.failing_request_ids:
                 result.failed[request_id] = "NaN in the logits"
                 continue
-            token_id = _sample(self.kv_cache[slots].tolist(), row.new.seed, row.new.choice)
+            token_id = _sample(self.kv_cache[seen].tolist(), row.new.seed, row.new.choice)
             row.token_ids.append(token_id)
             result.request_ids.append(request_id)
             result.sampled_token_ids.append([token_id])
@@ -108,8 +116,8 @@ class FakeExecutor:
         positions = np.arange(num_tokens)
         return np.asarray(block_ids)[positions // self.block_size] * self.block_size + positions % self.block_size
 
-    def _write(self, token_ids: Sequence[int], slots: np.ndarray, start: int, fails: bool) -> None:
-        content = int(self.kv_cache[slots[start - 1]]) if start else 0
+    def _write(self, token_ids: Sequence[int], slots: np.ndarray, start: int, group: int, fails: bool) -> None:
+        content = int(self.kv_cache[slots[start - 1]]) if start else group
         for position in range(start, len(slots)):
             token_id = token_ids[position] if position < len(token_ids) else 0  # absent after a failed step
             content = -1 if fails else _mix(content, token_id)

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
@@ -23,8 +24,13 @@ class SchedulerDriver:
         num_blocks: int = 64,
         block_size: int = 4,
         enable_prefix_caching: bool = True,
+        scheduling_policy: str = "fcfs",
+        admission_policy: str = "greedy",
+        windows: tuple[int, ...] = (0,),
+        **options: Any,
     ) -> None:
         self.num_steps_in_flight = num_steps_in_flight
+        self.windows = windows
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=max_num_seqs,
@@ -32,9 +38,13 @@ class SchedulerDriver:
                 num_blocks=num_blocks,
                 block_size=block_size,
                 enable_prefix_caching=enable_prefix_caching,
+                scheduling_policy=scheduling_policy,
+                admission_policy=admission_policy,
+                **options,
+                group_windows=windows,
             )
         )
-        self.executor = FakeExecutor(num_blocks, block_size)
+        self.executor = FakeExecutor(num_blocks, block_size, windows)
         self.in_flight: deque[tuple[SchedulerOutput, FakeStepHandle]] = deque()
         self.requests: dict[int, Request] = {}
         self.deltas: list[RequestDelta] = []
@@ -52,6 +62,7 @@ class SchedulerDriver:
         cache_salt: str | None = None,
         ignore_eos: bool = False,
         min_tokens: int = 0,
+        priority: int = 0,
     ) -> Request:
         params = SamplingParams(
             max_tokens=max_tokens, stop_token_ids=stop, ignore_eos=ignore_eos, min_tokens=min_tokens
@@ -66,6 +77,7 @@ class SchedulerDriver:
             seed,
             choice=choice,
             cache_salt=cache_salt,
+            priority=priority,
         )
         self.requests[request.request_id] = request
         self.scheduler.add_request(request)
@@ -126,8 +138,12 @@ class SchedulerDriver:
             for token_id in delta.new_token_ids
         ]
 
+    def alone(self, request: Request) -> list[int]:
+        """The output that the request has when it runs alone."""
+        return naive_output(request, self.windows)
+
     def check_all_exact(self) -> None:
         """Assert that every request ended, with the output it has alone."""
         for request in self.requests.values():
             assert request.finish_reason in ("stop", "length")
-            assert self.returned(request) == request.output_token_ids == naive_output(request)
+            assert self.returned(request) == request.output_token_ids == self.alone(request)

@@ -1,8 +1,11 @@
 """KVCacheManager: tables that only grow, and prefixes that are shared exactly where they are equal."""
 
+from random import Random
+
 import pytest
 
-from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.kv_cache_manager import NULL_BLOCK, KVCacheManager
+from octavo.core.kv_groups import most_blocks
 from octavo.core.request import Request
 from octavo.sampling_params import SamplingParams
 
@@ -32,7 +35,7 @@ def compute(kv: KVCacheManager, request: Request) -> list[int]:
     [(BLOCK - 1, 0), (BLOCK, 1), (BLOCK + 1, 1), (2 * BLOCK, 2), (2 * BLOCK + 3, 2), (3 * BLOCK, 3)],
 )
 def test_full_common_blocks_are_shared(num_common: int, num_shared_blocks: int, num_groups: int) -> None:
-    kv = KVCacheManager(64, BLOCK, num_groups)
+    kv = KVCacheManager(64, BLOCK, [0] * num_groups)
     first = make_request(0, list(range(20)))
     compute(kv, first)
     second = make_request(1, [*range(num_common), *range(30, 40)])
@@ -137,3 +140,76 @@ def test_a_token_that_is_not_known_yet_keeps_its_block_from_being_found() -> Non
     first.append(7)
     kv.register_full_blocks(first)
     assert kv.match_prefix(follower) == kv.tables(first)
+
+
+def decode(kv: KVCacheManager, request: Request, num_tokens: int) -> None:
+    """Compute so many more tokens, one a step."""
+    for token_id in range(num_tokens):
+        request.num_placeholders = 1
+        assert kv.allocate(request, 1) is not None
+        request.num_computed_tokens += 1
+        request.num_placeholders = 0
+        request.append(token_id)
+        kv.register_full_blocks(request)
+        kv.free_unseen(request, request.num_computed_tokens)
+        kv.check({request.request_id: request})
+
+
+def test_blocks_outside_the_window_are_freed_and_their_entries_null() -> None:
+    kv = KVCacheManager(64, BLOCK, [6, 0])
+    request = make_request(0, list(range(10)))
+    compute(kv, request)
+    kv.free_unseen(request, 10)  # the next token sees positions 5 to 10
+    windowed, full = kv.tables(request)
+    assert windowed[0] == NULL_BLOCK
+    assert NULL_BLOCK not in (*windowed[1:], *full)
+    assert kv.pool.num_used == 2 + 3
+
+
+def test_a_group_with_a_window_holds_no_more_blocks_however_long_the_request() -> None:
+    kv = KVCacheManager(8, BLOCK, [6])
+    request = make_request(0, [1, 2, 3])
+    request.max_tokens = 1000
+    compute(kv, request)
+    request.append(0)
+    decode(kv, request, 100)
+    assert kv.pool.num_used <= most_blocks(6, 1000, BLOCK, 1)
+
+
+@pytest.mark.parametrize("windows", [[0], [6], [2], [6, 0], [9, 2]])
+def test_a_prefix_is_reused_where_all_that_its_next_token_sees_is_cached(windows: list[int]) -> None:
+    """Against a search through every length, whatever has been evicted."""
+    random = Random(1)
+    found = set()
+    for _ in range(200):
+        kv = KVCacheManager(64, BLOCK, windows)
+        first = make_request(0, list(range(8 * BLOCK)))
+        compute(kv, first)
+        tables = kv.tables(first)
+        gone = {block_id for table in tables for block_id in random.sample(table, k=random.randint(0, 3))}
+        kv.forget_hashes(gone)
+        expected = 0
+        for num_blocks in range(1, 8):
+            position = num_blocks * BLOCK
+            seen = [range(max(position - window + 1, 0) if window else 0, position) for window in windows]
+            needed = [{table[p // BLOCK] for p in positions} for table, positions in zip(tables, seen, strict=True)]
+            if gone.isdisjoint(set().union(*needed)):
+                expected = num_blocks
+        second = make_request(1, list(range(8 * BLOCK)))
+        prefix = kv.match_prefix(second)
+        assert {len(block_ids) for block_ids in prefix} == {expected}
+        found.add(expected)
+        compute(kv, second)
+        for request in (first, second):
+            kv.free_unseen(request, request.num_computed_tokens)
+        kv.check({0: first, 1: second})
+    assert len(found) > 2
+
+
+def test_what_a_failed_request_computed_is_not_found_even_out_of_its_window() -> None:
+    kv = KVCacheManager(64, BLOCK, [3])
+    request = make_request(0, list(range(20)))
+    compute(kv, request)
+    kv.free_unseen(request, 20)
+    kv.forget_prefixes(request)
+    assert kv.match_prefix(make_request(1, list(range(20)))) == ([],)

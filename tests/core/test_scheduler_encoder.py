@@ -13,7 +13,7 @@ def make_scheduler(max_num_seqs: int = 4, max_num_batched_tokens: int = 20) -> S
             max_num_batched_tokens=max_num_batched_tokens,
             num_blocks=0,
             block_size=16,
-            num_groups=0,
+            group_windows=(),
             enable_prefix_caching=False,
         )
     )

@@ -2,6 +2,7 @@
 alone, as far as it got, and every invariant holds after every call, at one, two and four steps in flight."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.core.fake_executor import VOCAB_SIZE, naive_output
+from tests.core.fake_executor import VOCAB_SIZE
 from tests.core.scheduler_driver import SchedulerDriver
 
 PREFIXES = [[(start + 11 * position) % VOCAB_SIZE for position in range(24)] for start in range(3)]
@@ -34,9 +35,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         max_num_batched_tokens=st.integers(1, 24),
         enable_prefix_caching=st.sampled_from([True, True, False]),
+        scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+        admission_policy=st.sampled_from(["greedy", "predicted"]),
+        kv_eviction_policy=st.sampled_from(["lru", "fifo", "random"]),
+        windows=st.sampled_from([(0,), (0,), (5,), (3, 0), (2, 2, 9)]),
     )
-    def start(self, **options: int) -> None:
-        self.driver = SchedulerDriver(num_steps_in_flight=self.num_steps_in_flight, **options)  # type: ignore[arg-type]
+    def start(self, **options: Any) -> None:
+        self.driver = SchedulerDriver(num_steps_in_flight=self.num_steps_in_flight, **options)
         self.num_shown = 0
 
     @rule(
@@ -48,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 2),
         ignore_eos=st.booleans(),
         cache_salt=st.sampled_from([None, None, "salt"]),
+        priority=st.integers(-2, 2),
     )
     def arrive(
         self,
@@ -59,8 +65,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens: int,
         ignore_eos: bool,
         cache_salt: str | None,
+        priority: int,
     ) -> None:
         capacity = self.driver.scheduler.config.kv_capacity_tokens
+        if not capacity:
+            return
         prompt = (prefix[:num_common] + rest)[:capacity]
         max_tokens = min(max_tokens, capacity + 1 - len(prompt))
         for choice in range(num_choices):
@@ -74,6 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 min_tokens=min(min_tokens, max_tokens),
                 ignore_eos=ignore_eos,
                 cache_salt=cache_salt,
+                priority=priority,
             )
 
     @precondition(lambda self: len(self.driver.in_flight) < self.num_steps_in_flight)
@@ -130,7 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ends = Counter(delta.request_id for delta in self.driver.deltas if delta.finish_reason is not None)
         assert max(ends.values(), default=1) == 1
         for request_id, request in self.driver.requests.items():
-            alone, returned = naive_output(request), self.driver.returned(request)
+            alone, returned = self.driver.alone(request), self.driver.returned(request)
             assert returned == alone[: len(returned)]
             assert request.output_token_ids == alone[: request.num_output_tokens]
             if ends[request_id] and request.finish_reason != "error":
@@ -140,9 +150,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.driver.executor.failing_request_ids.clear()
         for prefix in PREFIXES:
             prompt = prefix[: self.driver.scheduler.config.kv_capacity_tokens]
+            if not prompt:
+                continue
             request = self.driver.add(prompt, max_tokens=1)
             self.driver.run()
-            assert self.driver.returned(request) == naive_output(request)
+            assert self.driver.returned(request) == self.driver.alone(request)
 
 
 @pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])

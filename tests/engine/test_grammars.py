@@ -43,6 +43,10 @@ class FakeCompiler:
 
     may_go_on: threading.Event = field(default_factory=threading.Event)
     started: threading.Event = field(default_factory=threading.Event)
+    known: set[str | None] = field(default_factory=set)
+
+    def find(self, structure: StructuredOutputs) -> FakeMatcher | None:
+        return FakeMatcher(str(structure.regex)) if structure.regex in self.known else None
 
     def compile(self, structure: StructuredOutputs) -> FakeMatcher:
         assert structure.regex is not None
@@ -115,6 +119,15 @@ def test_the_engine_does_not_spin_while_it_waits(engine: LLMEngine, compiler: Fa
         engine.step()
         num_steps += 1
     assert num_steps < 1000
+
+
+def test_a_grammar_that_was_compiled_before_keeps_nobody_waiting(engine: LLMEngine, compiler: FakeCompiler) -> None:
+    add(engine, 0, "quick")
+    run(engine, 0)
+    compiler.known.add("slow")
+    add(engine, 1, "slow")
+    add(engine, 2)
+    assert {delta.request_id for delta in engine.step()} == {1, 2}
 
 
 @pytest.mark.parametrize(("regex", "is_invalid", "message"), [("bad", True, "bad"), ("bug", False, "ZeroDivision")])

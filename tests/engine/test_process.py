@@ -47,6 +47,9 @@ class FakeEngine:
         self.num_steps += 1
         return [RequestDelta(request_id, [self.num_steps]) for request_id in self.open]
 
+    def take_started(self) -> list[int]:
+        return []
+
     def stats(self) -> SchedulerStats:
         return replace(IDLE, num_running=len(self.open))
 

@@ -14,6 +14,7 @@ from octavo.kernels.testing import (
     expected_add_layer_norm,
     expected_attention,
     expected_gelu,
+    expected_gelu_tanh_mul,
     expected_l2_normalize,
     expected_linear,
     expected_linear_int8,
@@ -194,6 +195,28 @@ def test_silu_mul_over_the_whole_range_of_exp(ops: Ops) -> None:
     assert_within(ops.silu_mul(gate_up), expected_silu_mul(gate_up))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(1, 1), (3, 17), (33, 2048)])
+def test_gelu_tanh_mul(ops: Ops, dtype: torch.dtype, size: tuple[int, int]) -> None:
+    gate_up = (torch.randn(size[0], 2 * size[1]) * 3).to(dtype)
+    assert_within(ops.gelu_tanh_mul(gate_up), expected_gelu_tanh_mul(gate_up))
+
+
+def test_gelu_tanh_mul_over_the_whole_range(ops: Ops) -> None:
+    """Where 1 + tanh would have lost the left tail, the reference has an absolute error of that size."""
+    gate = torch.cat((torch.linspace(-12, 12, 9999), torch.linspace(-1e-3, 1e-3, 999), torch.tensor([-1e30, 1e30])))
+    gate_up = torch.cat((gate, torch.ones_like(gate))).unsqueeze(0)
+    expected = expected_gelu_tanh_mul(gate_up)
+    if ops.name == "reference":
+        expected.error.add_(gate.clamp(-12, 12).abs() * 2.0**-23)
+    assert_within(ops.gelu_tanh_mul(gate_up), expected)
+
+
+def test_scale(ops: Ops) -> None:
+    x = torch.randn(33, 640)
+    assert torch.equal(ops.scale(x, 25.25), x * 25.25)
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int32])
 def test_gather_rows(ops: Ops, dtype: torch.dtype) -> None:
     x = (torch.randn(9, 37) * 100).to(dtype)
@@ -215,6 +238,31 @@ def test_rope_rotates_queries(ops: Ops, dtype: torch.dtype, cache_dtype: torch.d
     assert q.dtype == dtype
     assert_within(q, expected_rotation(heads[:, :num_heads], cos_sin[positions.long()]))
     assert torch.count_nonzero(cache[0]) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 48, 256])
+def test_rope_norms_queries_and_keys_first(ops: Ops, dtype: torch.dtype, head_dim: int) -> None:
+    """Queries against their norm in float64, rotated; keys against queries that are the same heads."""
+    num_tokens = 21
+    heads = (torch.randn(num_tokens, 1, head_dim) * 5).to(dtype)
+    q_norm, cos_sin = torch.randn(head_dim), torch.randn(num_tokens, head_dim)
+    positions = torch.arange(num_tokens, dtype=torch.int32)
+    cache = torch.zeros(ops.kv_cache_shape(2, 16, 1, head_dim, torch.float32))
+    qkv = heads.repeat(1, 3, 1).flatten(1)
+    q = ops.rope_write_kv(qkv, positions, cos_sin, cache, positions, 1, 1, q_norm, q_norm, 1e-6)
+    normed = expected_rms_norm(heads.flatten(0, 1), q_norm, 1e-6)
+    rotated = expected_rotation(normed.value.unsqueeze(1), cos_sin)
+    first, second = normed.error.chunk(2, dim=-1)
+    cos, sin = cos_sin.abs().double().chunk(2, dim=-1)
+    moved = torch.cat((first * cos + second * sin, second * cos + first * sin), dim=-1).unsqueeze(1)
+    assert_within(q, Expected(rotated.value, rotated.error + moved))
+    plain = torch.zeros_like(cache)
+    as_key = torch.cat((heads, q, heads), dim=1).flatten(1)
+    unrotated = torch.cat((torch.ones(num_tokens, head_dim // 2), torch.zeros(num_tokens, head_dim // 2)), dim=1)
+    ops.rope_write_kv(as_key, positions, unrotated, plain, positions, 1, 1)
+    if dtype == torch.float32:
+        assert torch.equal(cache, plain)
 
 
 def test_rope_rotates_keys_as_queries(ops: Ops) -> None:

@@ -11,6 +11,10 @@ from octavo.layers import quantization
 from octavo.layers.quantization import SUPPORTED_TYPES, dequantize, quantize_int8, read_q8_0, unpermute_rope
 
 BLOCK_BYTES = {name: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] for name in SUPPORTED_TYPES}
+HALVES = {  # where each type has float16 numbers
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+}  # fmt: skip
 SCALES = np.array([0.0, -0.0, 1.0, -1.0, 65504.0, -65504.0, 6e-8, 6.1e-5, np.inf, -np.inf, np.nan], np.float16)
 
 
@@ -21,7 +25,7 @@ def random_bytes(dtype_name: str, num_values: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype_name", SUPPORTED_TYPES)
-@pytest.mark.parametrize("shape", [(32,), (1, 64), (7, 96), (65, 32, 32)])
+@pytest.mark.parametrize("shape", [(256,), (1, 512), (7, 768), (33, 2, 1024)])
 def test_random_bytes_decode_as_in_the_gguf_package(dtype_name: str, shape: tuple[int, ...]) -> None:
     data = random_bytes(dtype_name, int(np.prod(shape)), seed=len(shape))
     data.flags.writeable = False
@@ -34,13 +38,13 @@ def test_random_bytes_decode_as_in_the_gguf_package(dtype_name: str, shape: tupl
     np.testing.assert_array_equal(actual.numpy(), expected.reshape(shape))
 
 
-@pytest.mark.parametrize("dtype_name", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("dtype_name", HALVES)
 def test_extreme_scales_decode_as_in_the_gguf_package(dtype_name: str) -> None:
     block_size, block_bytes = BLOCK_BYTES[dtype_name]
     blocks = random_bytes(dtype_name, len(SCALES) ** 2 * block_size, seed=3).reshape(-1, block_bytes)
-    blocks[:, 0:2] = np.repeat(SCALES, len(SCALES)).view(np.uint8).reshape(-1, 2)
-    if dtype_name == "Q4_1":
-        blocks[:, 2:4] = np.tile(SCALES, len(SCALES)).view(np.uint8).reshape(-1, 2)
+    for index, start in enumerate(HALVES[dtype_name]):
+        scales = np.tile(SCALES, len(SCALES)) if index else np.repeat(SCALES, len(SCALES))
+        blocks[:, start : start + 2] = scales.view(np.uint8).reshape(-1, 2)
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[dtype_name])
     actual = dequantize(blocks.reshape(-1), dtype_name, expected.shape, torch.float32)
@@ -50,23 +54,24 @@ def test_extreme_scales_decode_as_in_the_gguf_package(dtype_name: str) -> None:
 @pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype_name", SUPPORTED_TYPES)
 def test_other_output_types_are_float32_rounded_once(dtype_name: str, out_dtype: torch.dtype) -> None:
-    weights = np.random.default_rng(5).standard_normal((4, 64), np.float32)
-    data = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[dtype_name]).view(np.uint8).reshape(-1)
-    expected = dequantize(data, dtype_name, (4, 64), torch.float32).to(out_dtype)
-    assert torch.equal(dequantize(data, dtype_name, (4, 64), out_dtype), expected)
+    data = random_bytes(dtype_name, 1024, seed=5)
+    expected = dequantize(data, dtype_name, (4, 256), torch.float32).to(out_dtype)
+    np.testing.assert_array_equal(
+        dequantize(data, dtype_name, (4, 256), out_dtype).float().numpy(), expected.float().numpy()
+    )
 
 
 @pytest.mark.parametrize("dtype_name", SUPPORTED_TYPES)
 def test_chunks_do_not_change_the_result(dtype_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = random_bytes(dtype_name, 1024, seed=7)
     whole = dequantize(data, dtype_name, (32, 32), torch.float32)
-    monkeypatch.setattr(quantization, "CHUNK_VALUES", 96)
+    monkeypatch.setattr(quantization, "CHUNK_VALUES", 3 * BLOCK_BYTES[dtype_name][0])
     np.testing.assert_array_equal(dequantize(data, dtype_name, (32, 32), torch.float32).numpy(), whole.numpy())
 
 
 def test_an_unsupported_type_is_named_with_the_tensor_and_what_is_supported() -> None:
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight is stored as Q4_K.*F32, F16, BF16, Q4_0, Q4_1, Q8_0"):
-        dequantize(np.zeros(144, np.uint8), "Q4_K", (1, 256), torch.float32, name="lm_head.weight")
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is stored as IQ4_XS.*F32, F16, BF16, Q4_0, .*Q6_K"):
+        dequantize(np.zeros(136, np.uint8), "IQ4_XS", (1, 256), torch.float32, name="lm_head.weight")
 
 
 @pytest.mark.parametrize("shape", [(6 * 8, 5), (6 * 8,)])

@@ -25,9 +25,11 @@ def sequence_logits(
     """Logits [len(token_ids), vocab_size] float32, computed `chunk` tokens at a time (default: all at once), with a KV
     cache of `kv_cache_dtype` (default: as dtype)."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    num_groups = len(config.kv_groups)
     cache_dtype = kv_cache_dtype or str(dtype).removeprefix("torch.")
-    caches = allocate_kv_caches(ops, config, num_blocks, BLOCK_SIZE, cache_dtype, torch.device("cpu"))
-    table = torch.arange(num_blocks, dtype=torch.int32).flip(0)  # blocks in another order than positions
+    caches = allocate_kv_caches(ops, config, num_blocks * num_groups, BLOCK_SIZE, cache_dtype, torch.device("cpu"))
+    order = torch.arange(num_blocks * num_groups, dtype=torch.int32).flip(0)  # blocks in another order than positions
+    tables = order.view(num_blocks, num_groups).T.contiguous()
     logits = []
     for start in range(0, len(token_ids), chunk or len(token_ids)):
         ids = torch.tensor(token_ids[start : start + (chunk or len(token_ids))], dtype=torch.int32)
@@ -36,8 +38,10 @@ def sequence_logits(
             ops=ops,
             dtype=dtype,
             positions=positions,
-            slot_mapping=table[positions.long() // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE,
-            block_table=table.unsqueeze(0),
+            slot_mappings=tuple(
+                t[positions.long() // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE for t in tables
+            ),
+            block_tables=tuple(t.unsqueeze(0) for t in tables),
             query_start=torch.tensor([0, len(ids)], dtype=torch.int32),
             seq_lens=torch.tensor([start + len(ids)], dtype=torch.int32),
             kv_caches=caches,

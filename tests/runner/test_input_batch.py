@@ -17,7 +17,7 @@ def test_a_mixed_step_packs_chunks_and_decodes_one_after_the_other() -> None:
     inputs = batch.prepare(first)
     assert inputs.input_ids.tolist() == [*range(100, 117), 200, 201, 202]
     assert inputs.positions.tolist() == [*range(17), 0, 1, 2]
-    assert inputs.slot_mapping.tolist() == [*range(80, 96), 32, 112, 113, 114]
+    assert [s.tolist() for s in inputs.slot_mappings] == [[*range(80, 96), 32, 112, 113, 114]]
     assert inputs.query_start.tolist() == [0, 17, 20]
     assert inputs.seq_lens.tolist() == [17, 3]
     assert inputs.logits_rows.tolist() == [19]
@@ -27,7 +27,7 @@ def test_a_mixed_step_packs_chunks_and_decodes_one_after_the_other() -> None:
     inputs = batch.prepare(second)
     assert inputs.input_ids.tolist() == [117, 118, 119, 250]
     assert inputs.logits_rows.tolist() == [2, 3]
-    assert inputs.block_table.tolist() == [[5, 2], [7, 0]]
+    assert [t.tolist() for t in inputs.block_tables] == [[[5, 2], [7, 0]]]
 
 
 def test_a_resumed_request_keeps_its_tokens_and_starts_its_table_anew() -> None:
@@ -40,7 +40,22 @@ def test_a_resumed_request_keeps_its_tokens_and_starts_its_table_anew() -> None:
     batch.apply(again)
     inputs = batch.prepare(again)
     assert inputs.input_ids.tolist() == [*range(20), 99]
-    assert inputs.block_table.tolist() == [[8, 9]]
+    assert [t.tolist() for t in inputs.block_tables] == [[[8, 9]]]
+
+
+def test_each_group_has_a_table_and_slots_of_its_own() -> None:
+    batch = InputBatch(num_rows=2, max_model_len=64, block_size=16, num_groups=2)
+    batch.add(1, range(20))
+    batch.add(2, range(3))
+    step = SchedulerOutput(0, [1, 2], [16, 0], [4, 3], [([-1, 4], [3, 5]), ([1], [2])], [True, True])
+    batch.apply(step)
+    inputs = batch.prepare(step)
+    assert [t.tolist() for t in inputs.block_tables] == [[[-1, 4], [1, 0]], [[3, 5], [2, 0]]]
+    assert [s.tolist() for s in inputs.slot_mappings] == [
+        [64, 65, 66, 67, 16, 17, 18],
+        [80, 81, 82, 83, 32, 33, 34],
+    ]
+    assert all(array.flags.c_contiguous for array in (*inputs.block_tables, *inputs.slot_mappings))
 
 
 def test_rows_grow_when_preempted_requests_keep_theirs() -> None:

@@ -127,6 +127,7 @@ def build(config: EngineConfig) -> tuple[LLMEngine, EngineInfo]:
         max_num_batched_tokens=256,
         block_size=16,
         num_blocks=32 * config.max_num_seqs,
+        kv_capacity_tokens=512 * config.max_num_seqs,
         dtype="float32",
         kv_cache_dtype="float32",
         provider="script",
@@ -141,12 +142,13 @@ def build(config: EngineConfig) -> tuple[LLMEngine, EngineInfo]:
             max_num_batched_tokens=info.max_num_batched_tokens,
             num_blocks=info.num_blocks,
             block_size=info.block_size,
+            scheduling_policy="priority" if config.scheduling_policy == "priority" else "fcfs",
         )
     )
     limits = RequestLimits(
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
-        kv_capacity_tokens=info.num_blocks * info.block_size,
+        kv_capacity_tokens=info.kv_capacity_tokens,
     )
     return LLMEngine(scheduler, ScriptedExecutor(), limits, frozenset({END}), progress=lambda: num_ops), info
 

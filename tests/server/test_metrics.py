@@ -33,16 +33,27 @@ HISTOGRAMS = [
     "vllm:request_latency_seconds",
     "vllm:prefill_latency_seconds",
     "vllm:decode_latency_seconds",
+    "vllm:request_queue_time_seconds",
+]
+OWN_COUNTERS = [
+    "octavo:preemptions_total[recompute]",
+    "octavo:prefix_cache_hits_total[pool]",
+    "octavo:evicted_blocks_total[pool]",
+    "octavo:output_length_tokens_total[predicted]",
+    "octavo:output_length_tokens_total[actual]",
+    "octavo:output_length_tokens_total[error]",
+    "octavo:requests_refused_total[queued_reqs]",
+    "octavo:requests_refused_total[queued_tokens]",
 ]
 
 
 def scrape(http: httpx.Client) -> dict[str, float]:
-    """Values by name, the reason of `vllm:request_success_total` and the like appended in brackets."""
+    """Values by name, the label of `vllm:request_success_total` and the like appended in brackets."""
     values = {}
     for family in text_string_to_metric_families(http.get("/metrics").text):
         for sample in family.samples:
             assert sample.labels["model_name"] == "scripted"
-            reason = sample.labels.get("finished_reason")
+            reason = "".join(value for label, value in sample.labels.items() if label not in ("model_name", "le"))
             if "le" not in sample.labels:
                 values[sample.name + (f"[{reason}]" if reason else "")] = sample.value
     return values
@@ -60,7 +71,7 @@ def scrape_idle(http: httpx.Client) -> dict[str, float]:
 
 def test_every_name_is_there(http: httpx.Client) -> None:
     values = scrape(http)
-    assert not {*COUNTERS, *GAUGES, *(f"{name}_count" for name in HISTOGRAMS)} - values.keys()
+    assert not {*COUNTERS, *GAUGES, *OWN_COUNTERS, *(f"{name}_count" for name in HISTOGRAMS)} - values.keys()
 
 
 def test_known_traffic_gives_known_values(http: httpx.Client) -> None:
@@ -84,6 +95,10 @@ def test_known_traffic_gives_known_values(http: httpx.Client) -> None:
     assert change["vllm:generation_tokens_total"] == change["vllm:generated_tokens_total"]
     assert change["vllm:prefix_cache_queries_total"] == num_prompt_tokens
     assert change["vllm:prefix_cache_hits_total"] == 16
+    assert change["octavo:prefix_cache_hits_total[pool]"] == 16
+    assert change["octavo:output_length_tokens_total[actual]"] == 4 + 25 + 4
+    assert change["vllm:request_queue_time_seconds_count"] == 4
+    assert change["vllm:request_queue_time_seconds_sum"] < 1
     assert change["vllm:time_to_first_token_seconds_count"] == 4
     assert change["vllm:e2e_request_latency_seconds_count"] == change["vllm:request_latency_seconds_count"] == 3
     assert change["vllm:prefill_latency_seconds_count"] == change["vllm:decode_latency_seconds_count"] == 3

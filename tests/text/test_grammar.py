@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,26 @@ def test_the_compiler_s_message_says_what_is_wrong(
         compiler.compile(StructuredOutputs(**structure))
     assert "<state>" not in caught.value.message
     assert caught.value.param == "structured_outputs"
+
+
+def test_requests_of_one_grammar_go_their_own_ways(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    structure = StructuredOutputs(regex="[a-z]{8}|[0-9]{8}")
+    first = compiler.compile(structure)
+    second, third = compiler.find(structure), compiler.find(structure)
+    assert second is not None
+    assert third is not None
+    outputs = [text_of(tokenizer, finished(matcher, seed)) for seed, matcher in enumerate((first, second))]
+    assert all(re.fullmatch(structure.regex or "", output) for output in outputs)
+    assert outputs[0] != outputs[1]
+    assert allowed(third) == allowed(compiler.compile(structure)) != allowed(first)
+
+
+def test_the_grammars_that_were_not_asked_for_longest_are_forgotten(compiler: GrammarCompiler) -> None:
+    structures = [StructuredOutputs(regex=f"x{{{i + 1}}}") for i in range(grammar.MAX_COMPILED + 1)]
+    for structure in structures:
+        compiler.compile(structure)
+    assert compiler.find(structures[0]) is None
+    assert all(compiler.find(structure) is not None for structure in structures[1:])
 
 
 def test_a_grammar_that_takes_ever_longer_is_given_up(

@@ -1,0 +1,106 @@
+#include "replay.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace octavo {
+
+namespace {
+
+thread_local Recording* recording = nullptr;
+
+void check_indices(const char* name, const int32_t* values, int64_t count, int64_t limit) {
+    bool bad = false;
+    for (int64_t i = 0; i < count; ++i) bad |= values[i] < 0 || values[i] >= limit;
+    if (!bad) return;
+    for (int64_t i = 0; i < count; ++i)
+        if (values[i] < 0 || values[i] >= limit)
+            throw std::out_of_range(std::string(name) + "[" + std::to_string(i) + "] is " +
+                                    std::to_string(values[i]) + ", outside [0, " + std::to_string(limit) + ")");
+}
+
+void check(const IndexCheck& c) { check_indices(c.name, c.values, c.num_rows, c.limit); }
+
+void check(const StartsCheck& c) {
+    bool bad = c.starts[0] != 0 || c.starts[c.num_requests] != c.num_rows;
+    for (int64_t r = 0; r < c.num_requests; ++r) bad |= c.starts[r] > c.starts[r + 1];
+    if (bad) throw std::out_of_range(std::string(c.name) + " must run from 0 to the number of tokens");
+}
+
+void check(const AttentionCheck& c) {
+    if (c.query_start[0] != 0 || c.query_start[c.num_requests] != c.num_rows)
+        throw std::out_of_range("query_start must run from 0 to the number of tokens");
+    for (int64_t r = 0; r < c.num_requests; ++r) {
+        const int64_t num_queries = c.query_start[r + 1] - c.query_start[r], seq_len = c.seq_lens[r];
+        if (num_queries < 0 || num_queries > seq_len || seq_len > c.max_blocks * c.block_size)
+            throw std::out_of_range("request " + std::to_string(r) + " has " + std::to_string(num_queries) +
+                                    " queries, seq_len " + std::to_string(seq_len) + " and a block table for " +
+                                    std::to_string(c.max_blocks * c.block_size) + " tokens");
+        if (num_queries == 0) continue;
+        const int64_t first_position = seq_len - num_queries;
+        const int64_t first_seen = c.window > 0 && first_position >= c.window ? first_position - c.window + 1 : 0;
+        const int64_t first_block = first_seen / c.block_size;
+        check_indices("block_table", c.block_table + r * c.max_blocks + first_block,
+                      (seq_len - 1) / c.block_size - first_block + 1, c.num_blocks);
+    }
+}
+
+}  // namespace
+
+void require(const Check& any) {
+    if (recording) return recording->add(any);
+    std::visit([](const auto& c) { check(c); }, any);
+}
+
+void Recording::begin() {
+    if (recording) throw std::logic_error("this thread is recording already");
+    recording = this;
+}
+
+void Recording::end() { recording = nullptr; }
+
+Recording* Recording::current() { return recording; }
+
+void Recording::add(const Check& any) {
+    std::visit([this](const auto& c) { check_counts(c); }, any);
+    if (std::find(checks_.begin(), checks_.end(), any) == checks_.end()) checks_.push_back(any);
+}
+
+void Recording::replay(StepSize size) const {
+    if (size.num_rows < 0 || size.num_rows > most_.num_rows || size.num_requests < 0 ||
+        size.num_requests > most_.num_requests)
+        throw std::out_of_range("a step of " + std::to_string(size.num_rows) + " rows and " +
+                                std::to_string(size.num_requests) + " requests was recorded for " +
+                                std::to_string(most_.num_rows) + " and " + std::to_string(most_.num_requests));
+    for (const Check& any : checks_) std::visit([&](const auto& c) { check(resized(c, size)); }, any);
+    OpScope scope;
+    for (const Op& op : ops_) op(scope, *this, size);
+}
+
+void check_multiple(int64_t count, int64_t most) {
+    if (count % most)
+        throw std::logic_error("an op for " + std::to_string(count) + " rows or requests can't be recorded in a step of " +
+                               std::to_string(most));
+}
+
+Counts counts(EmbeddingArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(LinearArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(EmbeddingQuantizedArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(LinearQuantizedArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(RmsNormArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(AddLayerNormArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(GeluArgs& a) { return {&a.count, nullptr}; }
+Counts counts(MeanRowsArgs& a) { return {nullptr, &a.num_requests}; }
+Counts counts(L2NormalizeArgs& a) { return {&a.num_rows, nullptr}; }
+Counts counts(GatedArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(ScaleArgs& a) { return {&a.count, nullptr}; }
+Counts counts(GatherRowsArgs& a) { return {&a.num_rows, nullptr}; }
+Counts counts(RopeWriteKVArgs& a) { return {&a.num_tokens, nullptr}; }
+Counts counts(AttentionArgs& a) { return {nullptr, &a.num_requests}; }
+Counts counts(EncoderAttentionArgs& a) { return {&a.num_tokens, &a.num_requests}; }
+Counts counts(IndexCheck& c) { return {&c.num_rows, nullptr}; }
+Counts counts(StartsCheck& c) { return {&c.num_rows, &c.num_requests}; }
+Counts counts(AttentionCheck& c) { return {&c.num_rows, &c.num_requests}; }
+
+}  // namespace octavo

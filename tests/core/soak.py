@@ -1,0 +1,145 @@
+"""A long random load for the scheduler, over a device that is fast enough for it and still notices a wrong block.
+
+Each block of the device holds a hash over the tokens that were written to it and to those before it. In every step each
+request's blocks are compared with what its own tokens give, so that a block which is stale, shared wrongly or
+overwritten is noticed at the next step of whoever reads it.
+"""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from math import exp, log
+
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from octavo.sampling_params import SamplingParams
+
+END = 1
+MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 2_000, 500
+BLOCK = 16
+MAX_NUM_SEQS = 64
+PARAMS = SamplingParams(max_tokens=MAX_OUTPUT_TOKENS)
+
+
+def output_token(seed: int, index: int) -> int:
+    """What a request samples: `seed` holds how long its output is, and END is its last token."""
+    return END if index == seed % 1000 - 1 else 2 + (seed + index * 7919) % 30_000
+
+
+@dataclass
+class _Row:
+    new: NewRequest
+    token_ids: list[int]
+    block_ids: list[int] = field(default_factory=list)
+    expected: list[int] = field(default_factory=list)
+    """What its full blocks hold."""
+
+
+class StampExecutor:
+    """Computes a step as it is asked for."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.stamps = [0] * num_blocks
+        self.rows: dict[int, _Row] = {}
+
+    def compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        for request_id in step.finished_request_ids:
+            del self.rows[request_id]
+        for new in step.new_requests:
+            self.rows[new.request_id] = _Row(new, list(new.prompt_token_ids))
+        for request_id in step.reset_request_ids:
+            self.rows[request_id].block_ids.clear()
+        result = ModelRunnerOutput([], [], [])
+        for index, request_id in enumerate(step.request_ids):
+            row, start = self.rows[request_id], step.num_computed_tokens[index]
+            row.block_ids += step.new_block_ids[index][0]
+            self._write(row, start, start + step.num_scheduled_tokens[index])
+            if step.samples[index]:
+                row.token_ids.append(output_token(row.new.seed, len(row.token_ids) - len(row.new.prompt_token_ids)))
+                result.request_ids.append(request_id)
+                result.sampled_token_ids.append(row.token_ids[-1:])
+                result.logprobs.append(None)
+        return result
+
+    def _write(self, row: _Row, start: int, end: int) -> None:
+        """Check that the blocks up to `start` hold the request's tokens, then write those up to `end`."""
+        num_full, stamps, expected = start // BLOCK, self.stamps, row.expected
+        while len(expected) < num_full:  # shared blocks that others wrote
+            expected.append(self._stamp(row, len(expected), (len(expected) + 1) * BLOCK))
+        assert [stamps[block_id] for block_id in row.block_ids[:num_full]] == expected[:num_full]
+        if start % BLOCK:
+            assert stamps[row.block_ids[num_full]] == self._stamp(row, num_full, start)
+        for block in range(num_full, -(-end // BLOCK)):
+            stamp = self._stamp(row, block, min(end, (block + 1) * BLOCK))
+            stamps[row.block_ids[block]] = stamp
+            if (block + 1) * BLOCK <= end and len(expected) == block:
+                expected.append(stamp)
+
+    def _stamp(self, row: _Row, block: int, end: int) -> int:
+        return hash((row.expected[block - 1] if block else 0, *row.token_ids[block * BLOCK : end]))
+
+
+def log_uniform(draw: random.Random, most: int) -> int:
+    """From 1 to `most`, as many from 1 to 10 as from 10 to 100."""
+    return min(int(exp(draw.random() * log(most + 1))), most)
+
+
+def make_requests(num_requests: int, seed: int) -> list[Request]:
+    """Prompts of 1 to 2,000 tokens, outputs of 1 to 500, both log-uniform; a third begin with one of 20 long texts."""
+    draw, nothing = random.Random(seed), frozenset[int]()
+    texts = [draw.choices(range(2, 30_000), k=MAX_PROMPT_TOKENS) for _ in range(20)]
+    requests = []
+    for request_id in range(num_requests):
+        num_tokens, num_output = log_uniform(draw, MAX_PROMPT_TOKENS), log_uniform(draw, MAX_OUTPUT_TOKENS)
+        num_shared = draw.randrange(num_tokens) if draw.random() < 1 / 3 else 0
+        own = [draw.randrange(2, 30_000)] * (num_tokens - num_shared)
+        prompt = draw.choice(texts)[:num_shared] + own
+        draw_seed = draw.randrange(1_000_000) * 1000 + num_output
+        priority = draw.randrange(3)
+        requests.append(
+            Request(request_id, prompt, PARAMS, MAX_OUTPUT_TOKENS, nothing, frozenset({END}), draw_seed, 0, priority)
+        )
+    return requests
+
+
+def peak_blocks(requests: list[Request]) -> int:
+    """Blocks that MAX_NUM_SEQS of the requests need at once, when those that need most meet, without sharing."""
+    needs = sorted(-(-(r.num_prompt_tokens + r.seed % 1000 - 1) // BLOCK) for r in requests)
+    return sum(needs[-MAX_NUM_SEQS:])
+
+
+def soak(num_requests: int, num_steps_in_flight: int = 1, seed: int = 0, **options: str) -> Scheduler:
+    """Serve the requests with a pool of a fifth of the peak need; a tenth of them are aborted at some moment. Every
+    invariant is checked after every step, every output at its end."""
+    draw, requests = random.Random(seed), make_requests(num_requests, seed)
+    num_blocks = max(peak_blocks(requests) // 5, -(-(MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS) // BLOCK))
+    config = SchedulerConfig(
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=2048,
+        num_blocks=num_blocks,
+        block_size=BLOCK,
+        **options,  # type: ignore[arg-type]
+    )
+    scheduler, executor = Scheduler(config), StampExecutor(num_blocks)
+    arriving = deque(requests)
+    doomed = {request.request_id for request in requests if draw.random() < 0.1}
+    in_flight: deque[SchedulerOutput] = deque()
+    while arriving or scheduler.has_unfinished_requests or in_flight:
+        while arriving and scheduler.stats().num_waiting < MAX_NUM_SEQS:
+            scheduler.add_request(arriving.popleft())
+        while len(in_flight) < num_steps_in_flight and (step := scheduler.schedule()).request_ids:
+            in_flight.append(step)
+        step = in_flight.popleft()
+        scheduler.update(step, executor.compute(step))
+        if doomed and draw.random() < 0.2:
+            victim = requests[draw.choice(step.request_ids) if draw.random() < 0.8 else min(doomed)]
+            if victim.request_id in doomed:
+                scheduler.abort(victim.request_id)
+                doomed.remove(victim.request_id)
+        scheduler.check()
+    for request in requests:
+        output = [output_token(request.seed, index) for index in range(request.num_output_tokens)]
+        assert request.output_token_ids == output
+        assert request.finish_reason == "abort" or len(output) == request.seed % 1000
+    return scheduler

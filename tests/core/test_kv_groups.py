@@ -1,0 +1,45 @@
+"""Groups of layers that one pool of blocks can serve, and how many blocks their tables hold at most."""
+
+import pytest
+
+from octavo.core.kv_groups import KVGroup, capacity_tokens, group_layers, most_blocks
+
+GEMMA = [None if layer % 6 == 5 else 512 for layer in range(18)]
+
+
+def test_layers_of_one_window_are_one_group() -> None:
+    assert group_layers([None] * 4) == (KVGroup((0, 1, 2, 3), 0),)
+    assert group_layers([4096] * 2) == (KVGroup((0, 1), 4096),)
+    assert group_layers([]) == ()
+
+
+def test_groups_have_as_many_layers_as_the_rarer_kind() -> None:
+    groups = group_layers(GEMMA)
+    assert [group.window for group in groups] == [512] * 5 + [0]
+    assert groups[-1].layers == (5, 11, 17)
+    assert {len(group.layers) for group in groups} == {3}
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(18))
+
+
+def test_the_last_group_of_a_kind_may_be_smaller() -> None:
+    assert [len(group.layers) for group in group_layers([8, 8, None, 8, None, 8, 8])] == [2, 2, 1, 2]
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 16, 17, 40])
+@pytest.mark.parametrize("step_tokens", [1, 5, 16, 50])
+def test_a_windowed_group_never_holds_more_blocks_than_are_counted(window: int, step_tokens: int) -> None:
+    block_size = 16
+    held = []
+    for computed in range(200):  # the last step begins here, whatever the steps before it were
+        first_block = max(computed - window + 1, 0) // block_size
+        held.append(-(-(computed + step_tokens) // block_size) - first_block)
+    assert max(held) <= most_blocks(window, 1000, block_size, step_tokens) <= max(held) + 1
+    assert most_blocks(window, 3, block_size, step_tokens) == 1
+
+
+def test_a_window_lets_one_request_be_longer_than_the_pool() -> None:
+    assert capacity_tokens([0], 100, 16, 32) == 1600
+    assert capacity_tokens([0, 0], 101, 16, 32) == 800
+    assert capacity_tokens([64, 0], 100, 16, 32) == (100 - most_blocks(64, 1000, 16, 32)) * 16
+    assert capacity_tokens([64], most_blocks(64, 1000, 16, 32), 16, 32) > 1_000_000
+    assert capacity_tokens([64], 3, 16, 32) == 48
