@@ -17,10 +17,18 @@ from octavo.errors import ConfigError
 from octavo.text.reasoning import REASONING_FORMATS
 from octavo.text.tool_calls import TOOL_FORMATS
 
-__all__ = ["EngineConfig", "Facts", "ResolvedConfig", "ServerConfig", "kv_bytes_per_token", "resolve"]
+__all__ = [
+    "EngineConfig",
+    "Facts",
+    "ResolvedConfig",
+    "ServerConfig",
+    "kv_bytes_per_token",
+    "resolve",
+    "resolve_quantization",
+]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-INT8_BYTES = 1.125  # a weight and its share of a scale
+QUANTIZED_BYTES = {"int8": 1.0625, "int4": 0.625}  # a weight and its share of a scale and a minimum
 KV_BYTES = {"float32": (4, 0), "bfloat16": (2, 0), "float16": (2, 0), "fp8": (1, 4), "int8": (1, 4)}
 """Of an element of a key or a value in the KV cache, and of the scale of them all."""
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
@@ -66,10 +74,16 @@ class EngineConfig:
     )
     dtype: str = option("auto", "Type of weights and activations; auto: the checkpoint's own.", choices=DTYPES)
     quantization: str = option(
-        "none",
-        "int8: weights are quantised to 8 bits as they are loaded, activations as they are computed, 32 to a scale; "
-        "none: both are of --dtype.",
-        choices=("none", "int8"),
+        "auto",
+        "auto: a GGUF file's quantised blocks are computed with as they are, other weights are of --dtype; none: all "
+        "are of --dtype; int8, int4: weights are quantised as they are loaded, 32 to a scale.",
+        choices=("auto", "none", "int8", "int4"),
+    )
+    activation_dtype: str = option(
+        "auto",
+        "Type of what quantised weights are multiplied with; auto: int8, quantised as they are computed, 32 to a "
+        "scale; the others leave activations as they are, and set --dtype.",
+        choices=("auto", "int8", "bfloat16", "float16", "float32"),
     )
     kv_cache_dtype: str = option(
         "auto",
@@ -213,6 +227,8 @@ class Facts:
     num_parameters: int
     flops_per_s: float
     """Measured on a matrix product of the model's hidden size, in operations (multiplications and additions)."""
+    packed_bytes: int | None = None
+    """What the weights take where the checkpoint's quantised blocks are kept; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +237,9 @@ class ResolvedConfig:
 
     dtype: str
     quantization: str
+    """none, int8, int4, or gguf: the checkpoint's own blocks."""
+    int8_activations: bool
+    """What quantised weights are multiplied with is quantised too."""
     kv_cache_dtype: str
     max_model_len: int
     max_num_seqs: int
@@ -270,14 +289,39 @@ class _Reasons(list[tuple[str, str]]):
         self.append((f"--{name}", f"{value}: {why}"))
 
 
-def _resolve_dtype(config: EngineConfig, facts: Facts, reasons: _Reasons) -> str:
-    if config.dtype != "auto":
-        return DTYPE_ALIASES.get(config.dtype, config.dtype)
+def resolve_quantization(config: EngineConfig, has_blocks: bool) -> str:
+    """none, int8, int4 or gguf, for a checkpoint that has quantised blocks or none."""
+    if config.quantization == "auto":
+        return "gguf" if has_blocks else "none"
+    return config.quantization
+
+
+def _resolve_quantization(config: EngineConfig, facts: Facts, reasons: _Reasons) -> str:
+    quantization = resolve_quantization(config, facts.packed_bytes is not None)
+    if quantization == "gguf":
+        reasons.note("quantization", "gguf", "the checkpoint's own blocks, computed with as they are")
+    if quantization == "none" and config.activation_dtype == "int8":
+        raise ConfigError("--activation-dtype int8 needs quantised weights. Choose --quantization int8 or int4 too.")
+    return quantization
+
+
+def _resolve_dtype(config: EngineConfig, facts: Facts, quantization: str, reasons: _Reasons) -> str:
+    chosen = None if config.dtype == "auto" else DTYPE_ALIASES.get(config.dtype, config.dtype)
+    if config.activation_dtype in DTYPE_BYTES:
+        if chosen not in (None, config.activation_dtype):
+            raise ConfigError(
+                f"--activation-dtype {config.activation_dtype} and --dtype {chosen} differ. Leave one of them out."
+            )
+        return config.activation_dtype
+    if chosen is not None:
+        return chosen
     own = facts.model.dtype
     if own in DTYPE_BYTES:
         reasons.note("dtype", own, "the checkpoint's own")
         return own
-    reasons.note("dtype", "bfloat16", f"the checkpoint's {own} blocks are dequantised at load")
+    dequantised = quantization == "none"
+    why = f"the checkpoint's {own} blocks are dequantised at load" if dequantised else "of activations between products"
+    reasons.note("dtype", "bfloat16", why)
     return "bfloat16"
 
 
@@ -372,18 +416,22 @@ def _resolve_kv_bytes(
     return pool, "--gpu-memory-utilization or --kv-cache-memory-bytes"
 
 
+def _weights_bytes(facts: Facts, dtype: str, quantization: str) -> int:
+    if quantization == "gguf" and facts.packed_bytes is not None:
+        return facts.packed_bytes
+    return int(facts.num_parameters * QUANTIZED_BYTES.get(quantization, DTYPE_BYTES[dtype]))
+
+
 def _resolve_num_blocks(
     config: EngineConfig,
     facts: Facts,
-    dtype: str,
+    weights_bytes: int,
     kv_cache_dtype: str,
     max_model_len: int,
     max_step_tokens: int,
     reasons: _Reasons,
 ) -> int:
     """Blocks of the KV pool. Raises ConfigError where there is no room for one beside the weights."""
-    bytes_per_weight = DTYPE_BYTES[dtype] if config.quantization == "none" else INT8_BYTES
-    weights_bytes = int(facts.num_parameters * bytes_per_weight)
     if facts.model.is_encoder:
         if weights_bytes > facts.free_memory_bytes:
             raise ConfigError(
@@ -423,18 +471,21 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     """
     reasons = _Reasons()
     pooling = _resolve_pooling(config, facts, reasons)
-    dtype = _resolve_dtype(config, facts, reasons)
+    quantization = _resolve_quantization(config, facts, reasons)
+    dtype = _resolve_dtype(config, facts, quantization, reasons)
     kv_cache_dtype = DTYPE_ALIASES.get(config.kv_cache_dtype, config.kv_cache_dtype)
     if kv_cache_dtype == "auto":
         kv_cache_dtype = dtype
     max_model_len = _resolve_max_model_len(config, facts, reasons)
     budget = _resolve_token_budget(config, facts, max_model_len, reasons)
-    num_blocks = _resolve_num_blocks(config, facts, dtype, kv_cache_dtype, max_model_len, budget, reasons)
+    weights_bytes = _weights_bytes(facts, dtype, quantization)
+    num_blocks = _resolve_num_blocks(config, facts, weights_bytes, kv_cache_dtype, max_model_len, budget, reasons)
     if facts.provider == "reference":
         reasons.note("attention-backend", "REFERENCE", "plain torch; the native kernels are not used")
     return ResolvedConfig(
         dtype=dtype,
-        quantization=config.quantization,
+        quantization=quantization,
+        int8_activations=config.activation_dtype in ("auto", "int8"),
         kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,

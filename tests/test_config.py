@@ -242,3 +242,25 @@ def test_a_decoder_that_pools_anything_but_its_last_token_is_refused() -> None:
     mean = facts(model=dataclasses.replace(LLAMA_2_7B, pooling=PoolingConfig(mode="mean")))
     with pytest.raises(ConfigError, match=r"mean pooling.*last token only"):
         resolve(EngineConfig(model="m"), mean)
+
+
+def test_blocks_are_kept_unless_another_quantization_is_asked_for() -> None:
+    blocks = facts(model=dataclasses.replace(LLAMA_2_7B, dtype="Q4_K"), packed_bytes=4 * GIB)
+    kept = resolve(EngineConfig(model="m"), blocks)
+    assert (kept.quantization, kept.int8_activations, kept.dtype) == ("gguf", True, "bfloat16")
+    assert "--quantization" in dict(kept.reasons)
+    assert resolve(EngineConfig(model="m", quantization="none"), blocks).quantization == "none"
+    assert resolve(EngineConfig(model="m"), facts()).quantization == "none"
+    narrow = resolve(EngineConfig(model="m"), facts(free_memory_bytes=13 * GIB))
+    packed = resolve(EngineConfig(model="m", quantization="int4"), facts(free_memory_bytes=13 * GIB))
+    assert packed.num_blocks > narrow.num_blocks
+
+
+def test_activations_keep_their_type_where_asked() -> None:
+    wide = resolve(EngineConfig(model="m", quantization="int8", activation_dtype="float32"), facts())
+    assert (wide.dtype, wide.int8_activations) == ("float32", False)
+    assert resolve(EngineConfig(model="m", quantization="int8", activation_dtype="int8"), facts()).int8_activations
+    with pytest.raises(ConfigError, match="float32 and --dtype bfloat16 differ"):
+        resolve(EngineConfig(model="m", activation_dtype="float32", dtype="bfloat16"), facts())
+    with pytest.raises(ConfigError, match="needs quantised weights"):
+        resolve(EngineConfig(model="m", activation_dtype="int8"), facts())

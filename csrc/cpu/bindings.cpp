@@ -63,42 +63,42 @@ void bind_linear(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, i
 }
 
 void bind_pack_quantized(uintptr_t values, uintptr_t scales, uintptr_t mins, uintptr_t packed, int64_t num_rows,
-                         int64_t num_cols, int bits, int group, int zero, bool has_mins, bool wide_scales) {
+                         int64_t num_cols, int bits, int group, int zero, int has_mins, int wide_scales) {
     const PackQuantizedArgs args = {pointer<uint8_t>(values),
                                     pointer<void>(scales),
                                     pointer<void>(mins),
                                     pointer<void>(packed),
                                     num_rows,
                                     num_cols,
-                                    {bits, group, zero, has_mins, wide_scales}};
+                                    {bits, group, zero, has_mins != 0, wide_scales != 0}};
     advise_huge_pages(packed, packed_quantized_bytes(num_rows, num_cols, args.form));
     nb::gil_scoped_release release;
     pack_quantized(args);
 }
 
 void bind_embedding_quantized(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_t num_tokens,
-                              int64_t num_rows, int64_t num_cols, int bits, int group, int zero, bool has_mins,
-                              bool wide_scales) {
+                              int64_t num_rows, int64_t num_cols, int bits, int group, int zero, int has_mins,
+                              int wide_scales) {
     const EmbeddingQuantizedArgs args = {pointer<int32_t>(token_ids),
                                          pointer<void>(packed),
                                          pointer<float>(out),
                                          num_tokens,
                                          num_rows,
                                          num_cols,
-                                         {bits, group, zero, has_mins, wide_scales}};
+                                         {bits, group, zero, has_mins != 0, wide_scales != 0}};
     require(IndexCheck{"token_ids", args.token_ids, num_tokens, num_rows});
     nb::gil_scoped_release release;
     embedding_quantized(args);
 }
 
 void bind_linear_quantized(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t num_tokens,
-                           int64_t num_rows, int64_t num_cols, int bits, int group, int zero, bool has_mins,
-                           bool wide_scales, bool int8_activations, int x_dtype, int out_dtype) {
+                           int64_t num_rows, int64_t num_cols, int bits, int group, int zero, int has_mins,
+                           int wide_scales, int int8_activations, int x_dtype, int out_dtype) {
     nb::gil_scoped_release release;
     linear_quantized({{pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr,
                        num_tokens, num_rows, num_cols, DType(x_dtype), DType::f32, DType(out_dtype)},
-                      {bits, group, zero, has_mins, wide_scales},
-                      int8_activations,
+                      {bits, group, zero, has_mins != 0, wide_scales != 0},
+                      int8_activations != 0,
                       nullptr});
 }
 
@@ -245,8 +245,8 @@ NB_MODULE(_cpu, m) {
     m.def("linear", &bind_linear);
     m.attr("QUANT_BLOCK") = kQuantBlock;
     m.def("packed_quantized_bytes",
-          [](int64_t num_rows, int64_t num_cols, int bits, int group, int zero, bool has_mins, bool wide_scales) {
-              return packed_quantized_bytes(num_rows, num_cols, {bits, group, zero, has_mins, wide_scales});
+          [](int64_t num_rows, int64_t num_cols, int bits, int group, int zero, int has_mins, int wide_scales) {
+              return packed_quantized_bytes(num_rows, num_cols, {bits, group, zero, has_mins != 0, wide_scales != 0});
           });
     m.def("pack_quantized", &bind_pack_quantized);
     m.def("embedding_quantized", &bind_embedding_quantized);

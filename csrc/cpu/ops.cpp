@@ -68,6 +68,10 @@ int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept {
     return (num_tokens + kMaxTileRows - 1) * ((num_cols + kLanes - 1) / kLanes * kLanes);
 }
 
+int64_t quantized_scratch(int64_t num_tokens, int64_t num_cols) noexcept {
+    return (num_tokens + kMaxInt8Rows - 1) * ((num_cols + kQuantBlock - 1) / kQuantBlock);
+}
+
 int64_t packed_quantized_bytes(int64_t num_rows, int64_t num_cols, const QuantizedForm& form) noexcept {
     const int64_t num_panels = (num_rows + kLanes - 1) / kLanes, num_blocks = (num_cols + kQuantBlock - 1) / kQuantBlock;
     const int64_t value_bytes = kQuantBlock * form.bits / 8, num_scales = kQuantBlock / form.group;
@@ -103,8 +107,7 @@ void embedding_quantized(EmbeddingQuantizedArgs args) {
 void linear_quantized(LinearQuantizedArgs args) {
     run(args, +[](OpScope& scope, LinearQuantizedArgs a) {
         if (a.int8_activations) {
-            const int64_t num_blocks = (a.num_cols + kQuantBlock - 1) / kQuantBlock;
-            const size_t num_bytes = a.num_tokens * num_blocks * sizeof(QuantizedInput);
+            const size_t num_bytes = quantized_scratch(a.num_tokens, a.num_cols) * sizeof(QuantizedInput);
             a.x_int8 = static_cast<QuantizedInput*>(scope.workspace(num_bytes));
             return active_table().linear_int8(a);
         }

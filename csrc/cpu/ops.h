@@ -13,6 +13,8 @@ enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, f8 = 4 };
 constexpr int64_t kLanes = 16;
 // Most rows of x in one register tile of `linear`.
 constexpr int64_t kMaxTileRows = 8;
+// Likewise where activations are quantised.
+constexpr int64_t kMaxInt8Rows = 12;
 constexpr int64_t kMaxHeadDim = 256;
 // Rows (query heads of one key-value head) that one unit of attention works on.
 constexpr int64_t kAttentionRows = 8;
@@ -88,7 +90,7 @@ struct LinearArgs {
 struct LinearQuantizedArgs : LinearArgs {
     QuantizedForm form;
     bool int8_activations;
-    QuantizedInput* x_int8;  // scratch, where they are
+    QuantizedInput* x_int8;  // scratch, where they are: quantized_scratch() of them
 };
 
 struct RmsNormArgs {
@@ -256,6 +258,9 @@ int64_t packed_quantized_bytes(int64_t num_rows, int64_t num_cols, const Quantiz
 
 // Floats of scratch memory that `linear` needs.
 int64_t linear_scratch(int64_t num_tokens, int64_t num_cols) noexcept;
+
+// Elements of scratch memory that `linear_int8` needs.
+int64_t quantized_scratch(int64_t num_tokens, int64_t num_cols) noexcept;
 
 // Runs an op with the active table: takes the pool, sets the floating-point mode, provides the scratch memory.
 void pack(PackArgs args);

@@ -12,7 +12,9 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 // Rows of x that stay in the cache while the panels pass by.
-constexpr int64_t kRowBlock = 64;
+constexpr int64_t kRowBlock = kInt8Rows * ((64 + kInt8Rows - 1) / kInt8Rows);
+// Panels of a unit of work.
+constexpr int64_t kUnitPanels = 4;
 
 template <class F>
 void pack_panel(const PackQuantizedArgs& a, int64_t panel) {
@@ -76,114 +78,99 @@ void embed(const EmbeddingQuantizedArgs& a, int64_t token) {
 template <class T>
 OCTAVO_INLINE void quantize_block(const T* x, int64_t count, const QuantizedForm& form, QuantizedInput& out) {
     const Vec low = load(x, count), high = count > kLanes ? load(x + kLanes, count - kLanes) : set1(0.0f);
-    const Vec zero = set1(0.0f);
-    const Vec magnitude = max(max(low, sub(zero, low)), max(high, sub(zero, high)));
-    const float largest = reduce_max(magnitude), poison = reduce_add(add(mul(low, zero), mul(high, zero)));
+    const float largest = reduce_max_magnitude(low, high);
     const float inverse = largest > 0x1p-118f ? 127.0f / largest : 0.0f;  // below, it would overflow
     const Vec shift = set1(0x1.8p23f);  // adding it rounds to an integer
     const Vec low_rounded = sub(fma(low, set1(inverse), shift), shift);
     const Vec high_rounded = sub(fma(high, set1(inverse), shift), shift);
     store_int8(out.values, low_rounded);
     store_int8(out.values + kLanes, high_rounded);
-    out.scale = largest / 127.0f + poison;
-    float sums[2] = {reduce_add(low_rounded), reduce_add(high_rounded)};
-    if (form.group == kQuantBlock) sums[0] += sums[1];
+    out.scale = largest / 127.0f + (largest - largest);
+    const bool one_group = form.group == kQuantBlock;
+    const float sums[2] = {reduce_add(one_group ? add(low_rounded, high_rounded) : low_rounded),
+                           one_group ? 0.0f : reduce_add(high_rounded)};
     for (int g = 0; g < 2; ++g) {
-        out.start[g] = poison == 0.0f ? -form.zero * int32_t(sums[g]) : 0;
+        out.start[g] = largest - largest == 0.0f ? -form.zero * int32_t(sums[g]) : 0;
         out.offset[g] = -sums[g] * out.scale;
     }
 }
 
+// Where the blocks of a row begin: tiles of rows, in each [ceil(K / 32)][kInt8Rows], so that a register tile reads all
+// its rows at fixed distances from one pointer.
+OCTAVO_INLINE QuantizedInput* quantized_row(const LinearQuantizedArgs& a, int64_t row) {
+    return a.x_int8 + row / kInt8Rows * kInt8Rows * quant_blocks(a.num_cols) + row % kInt8Rows;
+}
+
 OCTAVO_INLINE void quantize_rows(const LinearQuantizedArgs& a) {
-    const int64_t num_blocks = quant_blocks(a.num_cols);
     with_type(a.x_dtype, a.x, [&](auto* x) {
         parallel_ranges(a.num_tokens, 8192 / a.num_cols, [&](int64_t first, int64_t last) {
-            for (int64_t row = first; row < last; ++row)
-                for (int64_t b = 0; b < num_blocks; ++b) {
-                    const int64_t column = b * kQuantBlock, left = a.num_cols - column;
+            for (int64_t row = first; row < last; ++row) {
+                QuantizedInput* out = quantized_row(a, row);
+                for (int64_t column = 0; column < a.num_cols; column += kQuantBlock, out += kInt8Rows) {
+                    const int64_t left = a.num_cols - column;
                     quantize_block(x + row * a.num_cols + column, left < kQuantBlock ? left : kQuantBlock, a.form,
-                                   a.x_int8[row * num_blocks + b]);
+                                   *out);
                 }
+            }
         });
     });
 }
 
-// R rows times P panels in registers.
-template <int R, int P, class F>
-void tile(const LinearQuantizedArgs& a, const QuantizedInput* x, int64_t row, int64_t panel) {
-    const int64_t num_blocks = quant_blocks(a.num_cols), stride = num_blocks * F::kBlockBytes;
-    const uint8_t* w = static_cast<const uint8_t*>(a.packed) + panel * stride;
-    Vec sum[R][P];
-    for (int r = 0; r < R; ++r)
-        for (int p = 0; p < P; ++p) sum[r][p] = set1(0.0f);
-    for (int64_t b = 0; b < num_blocks; ++b, w += F::kBlockBytes, ++x) {
-        if (R == 1)
-            for (int p = 0; p < P; ++p)
-                for (int64_t i = 0; i < F::kBlockBytes; i += 64)
-                    __builtin_prefetch(w + p * stride + i + 2 * F::kBlockBytes);
+// R rows times a panel, in registers.
+template <int R, class F>
+void tile(const LinearQuantizedArgs& a, int64_t row, int64_t panel) {
+    const int64_t num_blocks = quant_blocks(a.num_cols);
+    const uint8_t* w = static_cast<const uint8_t*>(a.packed) + panel * num_blocks * F::kBlockBytes;
+    const QuantizedInput* x = quantized_row(a, row);
+    Vec sum[R];
+    for (int r = 0; r < R; ++r) sum[r] = set1(0.0f);
+    for (int64_t b = 0; b < num_blocks; ++b, w += F::kBlockBytes, x += kInt8Rows) {
         OCTAVO_UNROLL
         for (int g = 0; g < F::kGroups; ++g) {
-            IntVec dot[R][P];
+            IntVec dot[R];
             OCTAVO_UNROLL
-            for (int r = 0; r < R; ++r)
-                OCTAVO_UNROLL
-                for (int p = 0; p < P; ++p) dot[r][p] = int_set1(x[r * num_blocks].start[g]);
+            for (int r = 0; r < R; ++r) dot[r] = int_set1(x[r].start[g]);
             OCTAVO_UNROLL
             for (int quad = g * F::kGroup / 4; quad < (g + 1) * F::kGroup / 4; ++quad) {
-                IntVec weight[P];
+                const IntVec weight = load_quad<F>(w, quad);
                 OCTAVO_UNROLL
-                for (int p = 0; p < P; ++p) weight[p] = load_quad<F>(w + p * stride, quad);
-                OCTAVO_UNROLL
-                for (int r = 0; r < R; ++r) {
-                    const IntVec values = int_broadcast(x[r * num_blocks].values + quad * 4);
-                    OCTAVO_UNROLL
-                    for (int p = 0; p < P; ++p) dot[r][p] = dot4(dot[r][p], weight[p], values);
-                }
+                for (int r = 0; r < R; ++r) dot[r] = dot4(dot[r], weight, int_broadcast(x[r].values + quad * 4));
             }
+            const Vec scale = load(scales_of<F>(w, g));
             OCTAVO_UNROLL
-            for (int p = 0; p < P; ++p) {
-                const Vec scale = load(scales_of<F>(w + p * stride, g));
+            for (int r = 0; r < R; ++r) sum[r] = fma(to_float(dot[r]), mul(scale, set1(x[r].scale)), sum[r]);
+            if constexpr (F::kMins) {
+                const Vec min = load(mins_of<F>(w, g));
                 OCTAVO_UNROLL
-                for (int r = 0; r < R; ++r)
-                    sum[r][p] = fma(to_float(dot[r][p]), mul(scale, set1(x[r * num_blocks].scale)), sum[r][p]);
-                if constexpr (F::kMins) {
-                    const Vec min = load(mins_of<F>(w + p * stride, g));
-                    OCTAVO_UNROLL
-                    for (int r = 0; r < R; ++r) sum[r][p] = fma(min, set1(x[r * num_blocks].offset[g]), sum[r][p]);
-                }
+                for (int r = 0; r < R; ++r) sum[r] = fma(min, set1(x[r].offset[g]), sum[r]);
             }
         }
     }
-    for (int r = 0; r < R; ++r) write_sums(a, sum[r], P, row + r, panel);
+    for (int r = 0; r < R; ++r) write_sums(a, &sum[r], 1, row + r, panel);
 }
 
+// Rows [row, last) of one tile of rows, as the register tiles that there are.
 template <int R, class F>
-void tiles(const LinearQuantizedArgs& a, const QuantizedInput* x, int64_t row, int64_t panel, int64_t num_panels) {
-    constexpr int P = kInt8Panels;
-    for (; num_panels >= P; panel += P, num_panels -= P) tile<R, P, F>(a, x, row, panel);
-    for (; num_panels > 0; ++panel, --num_panels) tile<R, 1, F>(a, x, row, panel);
-}
-
-template <int R, class F>
-OCTAVO_INLINE void some_rows(const LinearQuantizedArgs& a, const QuantizedInput* x, int64_t row, int64_t num_rows,
-                             int64_t panel, int64_t num_panels) {
-    if constexpr (R > 0) {
-        if (num_rows == R) return tiles<R, F>(a, x, row, panel, num_panels);
-        some_rows<R - 1, F>(a, x, row, num_rows, panel, num_panels);
-    }
+OCTAVO_INLINE int64_t some_rows(const LinearQuantizedArgs& a, int64_t row, int64_t last, int64_t panel) {
+    if constexpr (R <= kInt8Rows)
+        for (; last - row >= R; row += R) tile<R, F>(a, row, panel);
+    return row;
 }
 
 template <class F>
 void multiply(const LinearQuantizedArgs& a) {
     const int64_t num_panels = (a.num_rows + kLanes - 1) / kLanes;
-    const int64_t num_units = (num_panels + kInt8Panels - 1) / kInt8Panels;
+    const int64_t num_units = (num_panels + kUnitPanels - 1) / kUnitPanels;
     parallel(num_units * ((a.num_tokens + kRowBlock - 1) / kRowBlock), [&](int64_t unit) {
-        const int64_t panel = unit % num_units * kInt8Panels, first = unit / num_units * kRowBlock;
-        const int64_t last = first + kRowBlock < a.num_tokens ? first + kRowBlock : a.num_tokens;
-        const int64_t count = num_panels - panel < kInt8Panels ? num_panels - panel : kInt8Panels;
-        for (int64_t row = first; row < last; row += kInt8Rows) {
-            const int64_t num_rows = last - row < kInt8Rows ? last - row : kInt8Rows;
-            some_rows<kInt8Rows, F>(a, a.x_int8 + row * quant_blocks(a.num_cols), row, num_rows, panel, count);
+        const int64_t first_panel = unit % num_units * kUnitPanels, first_row = unit / num_units * kRowBlock;
+        const int64_t last_panel = first_panel + kUnitPanels < num_panels ? first_panel + kUnitPanels : num_panels;
+        const int64_t last_row = first_row + kRowBlock < a.num_tokens ? first_row + kRowBlock : a.num_tokens;
+        for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+            int64_t row = some_rows<12, F>(a, first_row, last_row, panel);
+            row = some_rows<8, F>(a, row, last_row, panel);
+            row = some_rows<4, F>(a, row, last_row, panel);
+            row = some_rows<2, F>(a, row, last_row, panel);
+            some_rows<1, F>(a, row, last_row, panel);
         }
     });
 }

@@ -19,7 +19,7 @@
 
 // Before a loop of a few turns over registers. Plain C, whose lanes are loops already, would only grow.
 #if defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
-#define OCTAVO_UNROLL _Pragma("GCC unroll 8")
+#define OCTAVO_UNROLL _Pragma("GCC unroll 12")
 #else
 #define OCTAVO_UNROLL _Pragma("GCC unroll 1")
 #endif
@@ -48,6 +48,21 @@ OCTAVO_INLINE float float_of(uint32_t bits) {
     __builtin_memcpy(&x, &bits, 4);
     return x;
 }
+
+#if defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
+// Lanes are added in a fixed tree: i with i + 8, then + 4, + 2, + 1; here its last steps.
+OCTAVO_INLINE float reduce_add(__m256 a) {
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+OCTAVO_INLINE float reduce_max_bits(__m256i a) {
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(most));
+}
+#endif
 
 #if defined(OCTAVO_ISA_avx512)
 
@@ -93,8 +108,7 @@ OCTAVO_INLINE void store(f16* p, Vec a) {
 }
 // Sixteen 32-bit integers, or sixteen quads of bytes.
 using IntVec = __m512i;
-constexpr int kInt8Rows = 4;    // rows of a register tile of eight-bit activations
-constexpr int kInt8Panels = 3;  // panels of it
+constexpr int kInt8Rows = 12;  // rows of a register tile of eight-bit activations: half the registers are their sums
 
 OCTAVO_INLINE IntVec int_set1(int32_t x) { return _mm512_set1_epi32(x); }
 OCTAVO_INLINE IntVec int_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -124,6 +138,16 @@ OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
     __builtin_memcpy(&both, values, 4);
     return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi32(both)));
 #endif
+}
+OCTAVO_INLINE float reduce_add(Vec a) {
+    return reduce_add(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
+}
+// The largest magnitude of all lanes; infinite or NaN where one is.
+OCTAVO_INLINE float reduce_max_magnitude(Vec a, Vec b) {
+    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+    const __m512i bits_a = _mm512_and_si512(_mm512_castps_si512(a), mask);
+    const __m512i bits = _mm512_max_epi32(bits_a, _mm512_and_si512(_mm512_castps_si512(b), mask));
+    return reduce_max_bits(_mm256_max_epi32(_mm512_castsi512_si256(bits), _mm512_extracti32x8_epi32(bits, 1)));
 }
 // sum plus, in each lane, four unsigned bytes times four signed ones.
 OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, IntVec values) {
@@ -211,7 +235,6 @@ struct IntVec {
     __m256i low, high;
 };
 constexpr int kInt8Rows = 2;
-constexpr int kInt8Panels = 1;
 
 OCTAVO_INLINE int32_t int_of(const void* p) {
     int32_t bits;
@@ -248,6 +271,14 @@ OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
     const __m256i both = _mm256_set1_epi32(int_of(values));
     return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(pairs.low, both)),
             _mm256_add_epi32(sum.high, _mm256_madd_epi16(pairs.high, both))};
+}
+OCTAVO_INLINE float reduce_add(Vec a) { return reduce_add(_mm256_add_ps(a.low, a.high)); }
+OCTAVO_INLINE __m256i magnitude_bits(__m256 a, __m256 b) {
+    const __m256i mask = _mm256_set1_epi32(0x7fffffff), bits_a = _mm256_and_si256(_mm256_castps_si256(a), mask);
+    return _mm256_max_epi32(bits_a, _mm256_and_si256(_mm256_castps_si256(b), mask));
+}
+OCTAVO_INLINE float reduce_max_magnitude(Vec a, Vec b) {
+    return reduce_max_bits(_mm256_max_epi32(magnitude_bits(a.low, b.low), magnitude_bits(a.high, b.high)));
 }
 OCTAVO_INLINE __m256i dot4_half(__m256i sum, __m256i weight, __m256i all) {
     const __m256i even = _mm256_and_si256(weight, _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16(weight, 8);
@@ -330,7 +361,6 @@ struct IntVec {
     int32_t lane[kLanes];
 };
 constexpr int kInt8Rows = 1;
-constexpr int kInt8Panels = 1;
 
 #define OCTAVO_INT_LANES(EXPRESSION)                                \
     IntVec r;                                                       \
@@ -362,6 +392,20 @@ OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
     for (int i = 0; i < int{kLanes}; ++i)
         sum.lane[i] += int16_t(pairs.lane[i]) * values[0] + (pairs.lane[i] >> 16) * values[1];
     return sum;
+}
+OCTAVO_INLINE float reduce_add(Vec a) {
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) a.lane[i] += a.lane[i + width];
+    return a.lane[0];
+}
+OCTAVO_INLINE float reduce_max_magnitude(Vec a, Vec b) {
+    uint32_t most = 0;
+    for (int i = 0; i < int{kLanes}; ++i)
+        for (int j = 0; j < 2; ++j) {
+            const uint32_t magnitude = bits_of(j ? b.lane[i] : a.lane[i]) & 0x7fffffff;
+            most = magnitude > most ? magnitude : most;
+        }
+    return float_of(most);
 }
 OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, IntVec values) {
     for (int i = 0; i < int{kLanes}; ++i)
@@ -409,20 +453,13 @@ OCTAVO_INLINE void store(T* p, Vec a, int64_t n) {
     __builtin_memcpy(p, buffer, n * sizeof(T));
 }
 
-// Lanes added (or compared) in a fixed tree: i with i + 8, then + 4, + 2, + 1.
-template <class Combine>
-OCTAVO_INLINE float reduce(Vec a, Combine combine) {
+// The largest lane, compared in the order of reduce_add.
+OCTAVO_INLINE float reduce_max(Vec a) {
     float lane[kLanes];
     store(lane, a);
     for (int width = 8; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) lane[i] = combine(lane[i], lane[i + width]);
+        for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
     return lane[0];
-}
-OCTAVO_INLINE float reduce_add(Vec a) {
-    return reduce(a, [](float x, float y) { return x + y; });
-}
-OCTAVO_INLINE float reduce_max(Vec a) {
-    return reduce(a, [](float x, float y) { return x > y ? x : y; });
 }
 
 // e^r for x = n·ln 2 + r: a polynomial fitted for the least relative error, 4e-9.
@@ -492,6 +529,6 @@ OCTAVO_INLINE const T* as_type_of(const T*, const void* p) {
     return static_cast<const T*>(p);
 }
 
-static_assert(kTileRows <= kMaxTileRows && kQueryRows <= kAttentionRows);
+static_assert(kTileRows <= kMaxTileRows && kInt8Rows <= kMaxInt8Rows && kQueryRows <= kAttentionRows);
 
 }  // namespace octavo::OCTAVO_ISA

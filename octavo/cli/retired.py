@@ -97,7 +97,7 @@ RETIRED: tuple[Retired, ...] = (
     _refused("--load-format", "the format is read from the files: safetensors or GGUF.", "auto", "safetensors", "gguf"),
     _refused("--config-format", "the format is read from the files.", "auto", "hf"),
     _refused("--tokenizer-mode", "the tokenizer is read from the model's files.", "auto", "hf", "fast"),
-    _refused("-q", "spell it out: --quantization none or int8.", "none", "int8"),
+    _refused("-q", "spell it out: --quantization none, int8 or int4.", "auto", "none", "int8", "int4"),
     _refused("--tensor-parallel-size -tp --pipeline-parallel-size -pp --data-parallel-size -dp", ONE_DEVICE, "1"),
     _refused("--decode-context-parallel-size -dcp --nnodes --api-server-count -asc", ONE_DEVICE, "1"),
     _refused("--distributed-executor-backend", ONE_DEVICE, "mp", "uni"),

@@ -12,7 +12,7 @@ import torch
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.checkpoint.open import open_checkpoint
-from octavo.config import EngineConfig, Facts, ResolvedConfig, resolve
+from octavo.config import EngineConfig, Facts, ResolvedConfig, resolve, resolve_quantization
 from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.step import NewRequest, SchedulerOutput
@@ -22,6 +22,8 @@ from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.messages import EngineInfo
 from octavo.kernels.ops import Ops
 from octavo.kernels.provider import ProviderName, progress_counter, resolve_ops
+from octavo.layers.gguf_blocks import QUANTIZED_TYPES
+from octavo.layers.weights import packed_bytes, quantized_form
 from octavo.models.loader import CausalLM, load_encoder, load_model
 from octavo.runner.device import available_cpus, free_memory_bytes, measure_flops_per_s
 from octavo.runner.model_runner import ModelRunner
@@ -95,13 +97,18 @@ def _gather_facts(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Ops, Fa
     num_threads = config.num_threads or available_cpus()
     ops.set_num_threads(num_threads)
     dtype = torch.float32 if config.dtype in ("float32", "float") else torch.bfloat16
+    tensors = checkpoint.tensors.values()
+    has_blocks = any(tensor.dtype in QUANTIZED_TYPES for tensor in tensors)
+    form = quantized_form(resolve_quantization(config, has_blocks), checkpoint.config.dtype)
+    int8_activations = config.activation_dtype in ("auto", "int8")
     facts = Facts(
         model=checkpoint.config,
         provider=ops.name,
         num_threads=num_threads,
         free_memory_bytes=free_memory_bytes(),
-        num_parameters=sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
-        flops_per_s=measure_flops_per_s(ops, checkpoint.config.hidden_size, dtype, config.quantization),
+        num_parameters=sum(math.prod(tensor.shape) for tensor in tensors),
+        flops_per_s=measure_flops_per_s(ops, checkpoint.config.hidden_size, dtype, form, int8_activations),
+        packed_bytes=sum(packed_bytes(tensor) for tensor in tensors) if has_blocks else None,
     )
     return ops, facts
 
@@ -125,10 +132,11 @@ def _load_runner(
         progress.weights_read(done_bytes, total_bytes)
 
     dtype, device = getattr(torch, config.dtype), torch.device("cpu")
+    quantization = (config.quantization, config.int8_activations)
     if config.pooling is None:
-        model = load_model(checkpoint, ops, dtype, config.max_model_len, on_bytes, config.quantization)
+        model = load_model(checkpoint, ops, dtype, config.max_model_len, on_bytes, *quantization)
         return ModelRunner(model, ops, config, checkpoint.config, device, grammars)
-    encoder = load_encoder(checkpoint, ops, dtype, config.max_model_len, on_bytes, config.quantization)
+    encoder = load_encoder(checkpoint, ops, dtype, config.max_model_len, on_bytes, *quantization)
     if checkpoint.config.is_encoder:
         return EncoderRunner(encoder, ops, config, device)
     return DecoderPoolingRunner(cast(CausalLM, encoder), ops, config, checkpoint.config, device)

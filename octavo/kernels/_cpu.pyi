@@ -31,7 +31,7 @@ def linear(
     /,
 ) -> None: ...
 def packed_quantized_bytes(
-    num_rows: int, num_cols: int, bits: int, group: int, zero: int, has_mins: bool, wide_scales: bool, /
+    num_rows: int, num_cols: int, bits: int, group: int, zero: int, has_mins: int, wide_scales: int, /
 ) -> int: ...
 def pack_quantized(
     values: int,
@@ -43,8 +43,8 @@ def pack_quantized(
     bits: int,
     group: int,
     zero: int,
-    has_mins: bool,
-    wide_scales: bool,
+    has_mins: int,
+    wide_scales: int,
     /,
 ) -> None: ...
 def embedding_quantized(
@@ -57,8 +57,8 @@ def embedding_quantized(
     bits: int,
     group: int,
     zero: int,
-    has_mins: bool,
-    wide_scales: bool,
+    has_mins: int,
+    wide_scales: int,
     /,
 ) -> None: ...
 def linear_quantized(
@@ -72,9 +72,9 @@ def linear_quantized(
     bits: int,
     group: int,
     zero: int,
-    has_mins: bool,
-    wide_scales: bool,
-    int8_activations: bool,
+    has_mins: int,
+    wide_scales: int,
+    int8_activations: int,
     x_dtype: int,
     out_dtype: int,
     /,

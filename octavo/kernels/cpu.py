@@ -45,12 +45,12 @@ def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.
         raise ValueError(f"{name} must be {wanted}, not {tuple(tensor.shape)} {tensor.dtype}{layout}")
 
 
-def form_codes(form: QuantizedForm) -> tuple[int, int, int, bool, bool]:
+def form_codes(form: QuantizedForm) -> tuple[int, int, int, int, int]:
     """The form as csrc/cpu/ops.h has it."""
     wide_scales = form.scale_dtype == torch.float32
     if form.bits not in (4, 8) or form.group not in (16, 32) or (form.group == 16 and not wide_scales):
         raise ValueError(f"the cpu kernels don't have the form {form}")
-    return form.bits, form.group, form.zero, form.has_mins, wide_scales
+    return form.bits, form.group, form.zero, int(form.has_mins), int(wide_scales)
 
 
 def check_head_dim(head_dim: int) -> None:
@@ -134,7 +134,7 @@ class CpuOps(Ops):
             _cpu.linear(*pointers, *sizes, x_code, dtype_code(weight.data.dtype), out_code)
         else:
             form = form_codes(weight.form)
-            _cpu.linear_quantized(*pointers, *sizes, *form, weight.int8_activations, x_code, out_code)
+            _cpu.linear_quantized(*pointers, *sizes, *form, int(weight.int8_activations), x_code, out_code)
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:

@@ -25,6 +25,11 @@ class QuantizedForm:
     scale_dtype: torch.dtype
     """float16, or float32; always float32 in groups of 16."""
 
+    @property
+    def bytes_per_weight(self) -> float:
+        """Packed, with its share of a scale and a minimum."""
+        return self.bits / 8 + self.scale_dtype.itemsize * (1 + self.has_mins) / self.group
+
     def joined(self, other: "QuantizedForm") -> "QuantizedForm":
         """The narrowest form that holds the weights of both exactly."""
         group = min(self.group, other.group)
@@ -54,11 +59,20 @@ class QuantizedMatrix:
         weight = _columns(self.scales, self.form.group, num_cols) * values
         return weight if self.mins is None else weight - _columns(self.mins, self.form.group, num_cols)
 
+    @staticmethod
+    def filled(form: QuantizedForm, num_rows: int, num_cols: int) -> "QuantizedMatrix":
+        """A matrix of ones, to measure with."""
+        values = torch.full((num_rows, num_cols), form.zero + 1, dtype=torch.uint8)
+        scales = torch.ones((num_rows, -(-num_cols // form.group)), dtype=form.scale_dtype)
+        return QuantizedMatrix(form, values, scales, torch.zeros_like(scales) if form.has_mins else None)
+
     def reformed(self, form: QuantizedForm) -> "QuantizedMatrix":
         """The same weights in a form that `joined` gave."""
         if form == self.form:
             return self
-        values = self.values + (form.zero - self.form.zero)
+        shift = form.zero - self.form.zero
+        assert not shift or int(self.values.max()) + shift < 1 << form.bits, (self.form, form)
+        values = self.values + shift
         mins = torch.zeros_like(self.scales) if self.mins is None else self.mins
         scales, mins = self._regrouped(self.scales, form), self._regrouped(mins, form)
         return QuantizedMatrix(form, values, scales, mins if form.has_mins else None)

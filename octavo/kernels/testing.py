@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.ops import INT8_GROUP, Ops
+from octavo.kernels.ops import QUANT_BLOCK, Ops
+from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
 from octavo.kernels.quantized_kv import LARGEST_QUANTIZED, quantize_kv
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "expected_rms_norm",
     "expected_rotation",
     "expected_silu_mul",
+    "random_quantized",
 ]
 
 FLOAT32_ROUNDING = 2.0**-24
@@ -72,16 +74,29 @@ def expected_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     return Expected(value, magnitude * chain_error(x.shape[1]))
 
 
-def expected_linear_int8(
-    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
-) -> Expected:
-    """An activation may move by half a step of its group, on top of what `expected_linear` allows."""
+def expected_linear_int8(x: torch.Tensor, matrix: QuantizedMatrix, bias: torch.Tensor | None) -> Expected:
+    """An activation may move by half a step of its block, on top of what `expected_linear` allows of the larger terms
+    that a weight is the difference of."""
     num_tokens, num_cols = x.shape
-    weight = values.double() * scales.double().repeat_interleave(INT8_GROUP, dim=1)[:, :num_cols]
+    weight = matrix.dequantized().double()
+    blocks = F.pad(x.double(), (0, -num_cols % QUANT_BLOCK)).view(num_tokens, -1, QUANT_BLOCK)
+    half_steps = blocks.abs().amax(dim=-1).repeat_interleave(QUANT_BLOCK, dim=1)[:, :num_cols] / 254
     exact = expected_linear(x, weight, bias)
-    groups = F.pad(x.double(), (0, -num_cols % INT8_GROUP)).view(num_tokens, -1, INT8_GROUP)
-    half_steps = groups.abs().amax(dim=-1).repeat_interleave(INT8_GROUP, dim=1)[:, :num_cols] / 254
-    return Expected(exact.value, exact.error + half_steps * (1 + 2.0**-20) @ weight.abs().T)
+    mins = torch.zeros(1) if matrix.mins is None else matrix.mins
+    terms = weight.abs() + 2 * mins.abs().double().amax()
+    moved = half_steps * (1 + 2.0**-20) @ weight.abs().T
+    return Expected(
+        exact.value, exact.error + moved + (x.double().abs() + half_steps) @ terms.T * chain_error(num_cols)
+    )
+
+
+def random_quantized(form: QuantizedForm, num_rows: int, num_cols: int) -> QuantizedMatrix:
+    """Every value that a form can hold, with scales of few enough bits."""
+    shape = (num_rows, -(-num_cols // form.group))
+    values = torch.randint(0, 1 << form.bits, (num_rows, num_cols), dtype=torch.uint8)
+    scales = (torch.rand(shape) * 0.02).half().to(form.scale_dtype)
+    mins = (torch.randn(shape) * 0.1).to(form.scale_dtype) if form.has_mins else None
+    return QuantizedMatrix(form, values, scales, mins)
 
 
 def expected_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Expected:

@@ -4,6 +4,7 @@ The one place that compares what a model expects with what the files hold: a mis
 is an error that names it. Knows no architecture.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,9 +13,29 @@ from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.model_config import TensorInfo
 from octavo.errors import CheckpointError
 from octavo.kernels.ops import Ops, Weight
-from octavo.layers.quantization import dequantize, quantize_int8, read_q8_0, unpermute_rope
+from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
+from octavo.layers.gguf_blocks import QUANTIZED_TYPES
+from octavo.layers.quantization import QUANTIZERS, dequantize, read_quantized, unpermute_rope
 
-__all__ = ["WeightLoader"]
+__all__ = ["WeightLoader", "packed_bytes", "quantized_form"]
+
+OWN_BLOCKS = {"int8": "Q8_0", "int4": "Q4_1"}
+"""Block types that have the form of --quantization already."""
+
+
+def quantized_form(quantization: str, block_type: str) -> QuantizedForm | None:
+    """Of most matrices, where the checkpoint's are of `block_type`; None for dense ones."""
+    if quantization == "none":
+        return None
+    main = block_type if block_type in QUANTIZED_TYPES else "Q8_0"
+    return QUANTIZED_TYPES[OWN_BLOCKS.get(quantization, main)].form
+
+
+def packed_bytes(tensor: TensorInfo) -> int:
+    """About what the tensor takes once packed, its blocks kept."""
+    if tensor.dtype not in QUANTIZED_TYPES:
+        return tensor.num_bytes
+    return int(math.prod(tensor.shape) * QUANTIZED_TYPES[tensor.dtype].form.bytes_per_weight)
 
 
 class WeightLoader:
@@ -27,22 +48,32 @@ class WeightLoader:
         dtype: torch.dtype,
         on_bytes: Callable[[int], None] = lambda _: None,
         quantization: str = "none",
+        int8_activations: bool = True,
     ) -> None:
+        """quantization: none; int8, int4; or gguf, which keeps blocks as they are and quantises nothing else.
+
+        int8_activations: what quantised matrices multiply is quantised too.
+        """
         self.checkpoint = checkpoint
         self.ops = ops
         self.dtype = dtype
         self.quantization = quantization
+        self.int8_activations = int8_activations
         self._on_bytes = on_bytes
         self._unused = set(checkpoint.tensors)
 
     def matrix(self, names: Sequence[str], in_features: int, out_features: Sequence[int]) -> Weight:
         """The matrices [out, in] of `names`, stacked along their outputs, in the provider's layout."""
-        shapes = [(out, in_features) for out in out_features]
-        if self.quantization == "int8":
-            parts = [self._read_int8(name, shape) for name, shape in zip(names, shapes, strict=True)]
-            values, scales = zip(*parts, strict=True)
-            return self.ops.pack_int8(_stacked(values), _stacked(scales))
-        return self.ops.pack(_stacked([self._read(n, s, self.dtype) for n, s in zip(names, shapes, strict=True)]))
+        shapes = list(zip(names, [(out, in_features) for out in out_features], strict=True))
+        if self.quantization in QUANTIZERS:
+            return self._pack_quantized([self._quantize(name, shape) for name, shape in shapes])
+        if self.quantization == "gguf":
+            has_blocks = [self._has_blocks(name) for name in names]
+            if all(has_blocks):
+                return self._pack_quantized([self._read_blocks(name, shape) for name, shape in shapes])
+            if any(has_blocks):  # float32 holds all of them exactly
+                return self.ops.pack(_stacked([self._read(name, shape, torch.float32) for name, shape in shapes]))
+        return self.ops.pack(_stacked([self._read(name, shape, self.dtype) for name, shape in shapes]))
 
     def vector(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
         """The vectors of `names`, one after the other, in float32: biases and norms are added to accumulators."""
@@ -67,15 +98,29 @@ class WeightLoader:
         tensor = dequantize(self.checkpoint.read(name), info.dtype, info.shape, dtype, name=name)
         return unpermute_rope(tensor, info.rope_interleaved_heads) if info.rope_interleaved_heads else tensor
 
-    def _read_int8(self, name: str, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values and scales of a matrix: the checkpoint's own where it has such, else quantised here."""
-        if name not in self.checkpoint.tensors or self.checkpoint.tensors[name].dtype != "Q8_0":
-            return quantize_int8(self._read(name, shape, torch.float32))
+    def _has_blocks(self, name: str) -> bool:
+        return name in self.checkpoint.tensors and self.checkpoint.tensors[name].dtype in QUANTIZED_TYPES
+
+    def _read_blocks(self, name: str, shape: tuple[int, int]) -> QuantizedMatrix:
         info = self._take(name, shape)
-        values, scales = read_q8_0(self.checkpoint.read(name), shape)
-        if not info.rope_interleaved_heads:
-            return values, scales
-        return unpermute_rope(values, info.rope_interleaved_heads), unpermute_rope(scales, info.rope_interleaved_heads)
+        matrix = read_quantized(self.checkpoint.read(name), info.dtype, shape)
+        heads = info.rope_interleaved_heads
+        if not heads:
+            return matrix
+        mins = None if matrix.mins is None else unpermute_rope(matrix.mins, heads)
+        values, scales = unpermute_rope(matrix.values, heads), unpermute_rope(matrix.scales, heads)
+        return QuantizedMatrix(matrix.form, values, scales, mins)
+
+    def _quantize(self, name: str, shape: tuple[int, int]) -> QuantizedMatrix:
+        """The checkpoint's own blocks where they have the form asked for, else quantised here."""
+        quantize = QUANTIZERS[self.quantization]
+        if self._has_blocks(name) and self.checkpoint.tensors[name].dtype == OWN_BLOCKS[self.quantization]:
+            return self._read_blocks(name, shape)
+        return quantize(self._read(name, shape, torch.float32))
+
+    def _pack_quantized(self, parts: Sequence[QuantizedMatrix]) -> Weight:
+        matrix = parts[0] if len(parts) == 1 else QuantizedMatrix.stacked(parts)
+        return self.ops.pack_quantized(matrix, self.int8_activations)
 
     def _take(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         """The tensor's place, once it is known to be what the model expects."""

@@ -50,13 +50,17 @@ def load_model(
     max_model_len: int,
     on_bytes: Callable[[int], None] = lambda _: None,
     quantization: str = "none",
+    int8_activations: bool = True,
 ) -> CausalLM:
     """Build the checkpoint's model, a decoder.
 
     Raises CheckpointError for weights that are missing, surplus or misshapen, UnknownArchitectureError for a model_type
     without a file here.
     """
-    return cast(CausalLM, _load(checkpoint, checkpoint.config, ops, dtype, max_model_len, on_bytes, quantization))
+    return cast(
+        CausalLM,
+        _load(checkpoint, checkpoint.config, ops, dtype, max_model_len, on_bytes, quantization, int8_activations),
+    )
 
 
 def load_encoder(
@@ -66,10 +70,11 @@ def load_encoder(
     max_model_len: int,
     on_bytes: Callable[[int], None] = lambda _: None,
     quantization: str = "none",
+    int8_activations: bool = True,
 ) -> Encoder:
     """As `load_model`, for hidden states only: an encoder, or a decoder, whose head is not loaded if it has one."""
     headless = replace(checkpoint.config, tie_word_embeddings=True)
-    return _load(checkpoint, headless, ops, dtype, max_model_len, on_bytes, quantization)
+    return _load(checkpoint, headless, ops, dtype, max_model_len, on_bytes, quantization, int8_activations)
 
 
 def _load(
@@ -80,6 +85,7 @@ def _load(
     max_model_len: int,
     on_bytes: Callable[[int], None],
     quantization: str,
+    int8_activations: bool,
 ) -> Encoder:
     model_type = config.model_type
     if model_type not in known_model_types():
@@ -87,7 +93,7 @@ def _load(
             f"{checkpoint.path}: model type {model_type!r} is not supported; supported are "
             f"{', '.join(known_model_types())}."
         )
-    weights = WeightLoader(checkpoint, ops, dtype, on_bytes, quantization)
+    weights = WeightLoader(checkpoint, ops, dtype, on_bytes, quantization, int8_activations)
     module = importlib.import_module(f"octavo.models.{model_type}")
     model = cast(Encoder, module.Model(config, weights, max_model_len))
     weights.finish(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import torch
 
 from octavo.kernels.ops import Ops
-from octavo.layers.quantization import quantize_int8
+from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
 
 __all__ = ["available_cpus", "free_memory_bytes", "measure_flops_per_s"]
 
@@ -82,13 +82,20 @@ def _meminfo_available() -> int:
 
 
 def measure_flops_per_s(
-    ops: Ops, hidden_size: int, dtype: torch.dtype, quantization: str = "none", seconds: float = 0.05
+    ops: Ops,
+    hidden_size: int,
+    dtype: torch.dtype,
+    form: QuantizedForm | None = None,
+    int8_activations: bool = True,
+    seconds: float = 0.05,
 ) -> float:
-    """Operations a second of `ops.linear` on 64 rows, the best of what fits in `seconds`."""
+    """Operations a second of `ops.linear` on 64 rows, the best of what fits in `seconds`; over a matrix of `form`."""
     rows, outputs = 64, 2048
     x = torch.ones(rows, hidden_size, dtype=dtype)
-    weights = torch.full((outputs, hidden_size), 0.01, dtype=dtype)
-    weight = ops.pack_int8(*quantize_int8(weights.float())) if quantization == "int8" else ops.pack(weights)
+    if form is None:
+        weight = ops.pack(torch.full((outputs, hidden_size), 0.01, dtype=dtype))
+    else:
+        weight = ops.pack_quantized(QuantizedMatrix.filled(form, outputs, hidden_size), int8_activations)
     ops.linear(x, weight, None, dtype)
     best = float("inf")
     deadline = time.perf_counter() + seconds

@@ -14,7 +14,7 @@ from octavo.errors import ConfigError
 from tests.cli.conftest import Fails
 
 SERVE_OPTIONS = """
-    --access-log-format --admission-policy --allow-credentials --allowed-headers --allowed-methods
+    --access-log-format --activation-dtype --admission-policy --allow-credentials --allowed-headers --allowed-methods
     --allowed-origins --api-key --api-key-file --async-scheduling --attention-backend --block-size
     --chat-template --client-timeout --disable-access-log --download-dir --dtype --enable-prefix-caching
     --enforce-eager --generation-config --gpu-memory-utilization --host --kv-cache-dtype --kv-cache-memory-bytes

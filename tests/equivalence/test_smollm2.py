@@ -1,4 +1,7 @@
-"""DESIGN 9 on real weights: the native provider gives one request the same bits whatever else happens."""
+"""DESIGN 9 on real weights: the native provider gives one request the same bits whatever else happens.
+
+In the default format, the file's own blocks with eight-bit activations, where no other is named.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -63,8 +66,13 @@ def test_the_number_of_threads_changes_nothing(expected: list[tuple[object, ...]
     assert generate(load(num_threads=num_threads), GREEDY) == expected
 
 
-def test_int8_answers_do_not_depend_on_chunks_or_company() -> None:
-    alone = generate(load(quantization="int8", max_num_seqs=1, max_num_batched_tokens=2048), SHORT)
-    together = load(quantization="int8", max_num_batched_tokens=48)
+@pytest.mark.parametrize(
+    "options",
+    [{"quantization": "none"}, {"quantization": "int8"}, {"activation_dtype": "bfloat16"}],
+    ids=["dequantised", "int8", "weight-only"],
+)
+def test_answers_in_other_formats_do_not_depend_on_chunks_or_company(options: dict[str, Any]) -> None:
+    alone = generate(load(**options, max_num_seqs=1, max_num_batched_tokens=2048), SHORT)
+    together = load(**options, max_num_batched_tokens=48)
     assert generate(together, SHORT) == alone
     assert generate(together, SHORT) == alone

@@ -7,8 +7,16 @@ import torch
 
 from octavo.kernels import cpu
 from octavo.kernels.cpu import CpuOps
-from octavo.kernels.testing import KVInputs
+from octavo.kernels.quantized import QuantizedForm
+from octavo.kernels.testing import KVInputs, random_quantized
 
+FORMS = [
+    QuantizedForm(4, 32, 8, False, torch.float16),
+    QuantizedForm(4, 16, 0, True, torch.float32),
+    QuantizedForm(8, 32, 0, True, torch.float16),
+    QuantizedForm(8, 16, 32, False, torch.float32),
+    QuantizedForm(8, 32, 128, False, torch.float16),
+]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CACHE_DTYPES = [*DTYPES, torch.int8, torch.float8_e4m3fn]
 NAN = float("nan")
@@ -27,11 +35,15 @@ def row_ops(ops: CpuOps, dtype: torch.dtype) -> dict[str, tuple[int, Callable[[t
     """Ops on rows: the row's length, and the op on x [T, length] of dtype."""
     packed = ops.pack(torch.randn(70, 100).to(dtype))
     bias, norm, shift = torch.randn(70), torch.randn(100), torch.randn(100)
-    values, scales = torch.randint(-127, 128, (70, 100), dtype=torch.int8), torch.rand(70, 4)
-    packed_int8 = ops.pack_int8(values, scales)
-    return {
+    quantized = {}
+    for index, form in enumerate(FORMS):
+        matrix = random_quantized(form, 70, 100)
+        for int8 in (True, False):
+            weight = ops.pack_quantized(matrix, int8_activations=int8)
+            name = f"form {index}, {'int8' if int8 else 'weight-only'}"
+            quantized[name] = (100, lambda x, weight=weight: ops.linear(x, weight, bias, dtype))
+    return quantized | {
         "linear": (100, lambda x: ops.linear(x, packed, bias, dtype)),
-        "linear_int8": (100, lambda x: ops.linear(x, packed_int8, bias, dtype)),
         "rms_norm": (100, lambda x: ops.rms_norm(x.float(), norm, 1e-5, dtype)),
         "add_rms_norm": (100, lambda x: ops.add_rms_norm(x, x.float() * 3, norm, 1e-5, dtype)),
         "add_layer_norm": (100, lambda x: ops.add_layer_norm(x, x.float() * 3, norm, shift, 1e-5, dtype)),
@@ -83,6 +95,14 @@ def test_all_instruction_sets_give_the_same_bits(dtype: torch.dtype) -> None:
     cpu.set_isa(before)
     for result in results[1:]:
         assert all(same_bits(a, b) for a, b in zip(result, results[0], strict=True))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_weight_only_products_are_those_of_the_unpacked_matrix(native: CpuOps, form: QuantizedForm) -> None:
+    matrix = random_quantized(form, 70, 100)
+    packed, unpacked = native.pack_quantized(matrix, int8_activations=False), native.pack(matrix.dequantized())
+    x = torch.randn(19, 100)
+    assert same_bits(native.linear(x, packed, None, torch.float32), native.linear(x, unpacked, None, torch.float32))
 
 
 @pytest.mark.parametrize("window", [0, 50, 530])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from octavo.kernels.cpu import CpuOps
-from octavo.kernels.ops import INT8_GROUP, Ops
+from octavo.kernels.ops import Ops
+from octavo.kernels.quantized import QuantizedForm
 from octavo.kernels.testing import (
     Expected,
     KVInputs,
@@ -22,10 +23,18 @@ from octavo.kernels.testing import (
     expected_rms_norm,
     expected_rotation,
     expected_silu_mul,
+    random_quantized,
 )
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-QUANTIZED = [torch.int8, torch.float8_e4m3fn]
+QUANTIZED_CACHES = [torch.int8, torch.float8_e4m3fn]
+FORMS = [
+    QuantizedForm(bits, group, zero, has_mins, dtype)
+    for bits, zeros in ((4, (0, 8)), (8, (16, 128)))
+    for group, dtype in ((32, torch.float16), (32, torch.float32), (16, torch.float32))
+    for zero, has_mins in zip(zeros, (True, False), strict=True)
+]
+INT8 = QuantizedForm(8, 32, 128, False, torch.float16)
 MATRICES = [(1, 1, 1), (1, 576, 960), (2, 33, 50), (5, 7, 17), (8, 64, 48), (13, 100, 31), (70, 48, 100)]  # M, K, N
 
 
@@ -57,54 +66,64 @@ def test_linear(ops: Ops, dtype: torch.dtype, size: tuple[int, int, int]) -> Non
             assert_within(y, expected_linear(x, weight, bias))
 
 
-def random_int8(num_rows: int, num_cols: int) -> tuple[torch.Tensor, torch.Tensor]:
-    values = torch.randint(-127, 128, (num_rows, num_cols), dtype=torch.int8)
-    return values, torch.rand(num_rows, -(-num_cols // INT8_GROUP)) * 0.02
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [*MATRICES, (3, 256, 130), (65, 1536, 40)])
-def test_linear_int8(ops: Ops, dtype: torch.dtype, size: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("size", [(1, 1, 1), (1, 576, 70), (2, 33, 50), (13, 100, 31), (65, 48, 100)])
+def test_linear_over_quantised_weights(ops: Ops, form: QuantizedForm, size: tuple[int, int, int]) -> None:
     num_tokens, num_cols, num_rows = size
-    values, scales = random_int8(num_rows, num_cols)
-    packed = ops.pack_int8(values, scales)
-    x = torch.randn(num_tokens, num_cols).to(dtype)
-    for bias in (None, torch.randn(num_rows)):
-        for out_dtype in (dtype, torch.float32):
-            y = ops.linear(x, packed, bias, out_dtype)
-            assert y.dtype == out_dtype
-            assert_within(y, expected_linear_int8(x, values, scales, bias))
+    matrix = random_quantized(form, num_rows, num_cols)
+    packed, weight_only = ops.pack_quantized(matrix), ops.pack_quantized(matrix, int8_activations=False)
+    for dtype, out_dtype, bias in (
+        (torch.float32, torch.float32, torch.randn(num_rows)),
+        (torch.bfloat16, torch.bfloat16, None),
+        (torch.float16, torch.float32, None),
+    ):
+        x = torch.randn(num_tokens, num_cols).to(dtype)
+        y = ops.linear(x, packed, bias, out_dtype)
+        assert y.dtype == out_dtype
+        assert_within(y, expected_linear_int8(x, matrix, bias))
+        y = ops.linear(x, weight_only, bias, out_dtype)
+        assert y.dtype == out_dtype
+        assert_within(y, expected_linear(x, matrix.dequantized(), bias))
 
 
 def test_activations_that_eight_bits_hold_are_multiplied_as_they_are(ops: Ops) -> None:
-    values, scales = random_int8(50, 96)
     x = torch.randint(-127, 128, (9, 3, 32)).float()
     x[:, :, 5] = 127.0  # so that a step is the power of two below
     x = (x * 2.0 ** torch.randint(-20, 20, (9, 3, 1))).view(9, 96)
     x[2, 32:64] = 0.0
-    weight = values.double() * scales.double().repeat_interleave(32, dim=1)
-    actual = ops.linear(x, ops.pack_int8(values, scales), None, torch.float32)
-    assert_within(actual, expected_linear(x, weight, None))
+    for form in FORMS:
+        matrix = random_quantized(form, 50, 96)
+        actual = ops.linear(x, ops.pack_quantized(matrix), None, torch.float32)
+        shift = torch.zeros(1) if matrix.mins is None else matrix.mins.abs().amax()
+        expected = expected_linear(x, matrix.dequantized(), None)
+        terms = expected_linear(x.abs(), matrix.dequantized().abs() + 2 * shift, None).error
+        assert_within(actual, Expected(expected.value, terms))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_eight_bits_cannot_hold_is_nan_and_no_other_is(ops: Ops, bad: float) -> None:
-    packed = ops.pack_int8(*random_int8(40, 70))
-    x = torch.randn(4, 70)
-    clean = ops.linear(x, packed, None, torch.float32)
-    x[2, 69] = bad
-    y = ops.linear(x, packed, None, torch.float32)
-    assert y[2].isnan().all()
-    assert torch.equal(y[[0, 1, 3]], clean[[0, 1, 3]])
+    for form in (INT8, FORMS[0]):
+        packed = ops.pack_quantized(random_quantized(form, 40, 70))
+        x = torch.randn(4, 70)
+        clean = ops.linear(x, packed, None, torch.float32)
+        x[2, 69] = bad
+        y = ops.linear(x, packed, None, torch.float32)
+        assert y[2].isnan().all()
+        assert torch.equal(y[[0, 1, 3]], clean[[0, 1, 3]])
 
 
-@pytest.mark.parametrize("num_cols", [1, 17, 64])
-def test_embedding_int8(ops: Ops, num_cols: int) -> None:
-    values, scales = random_int8(37, num_cols)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("num_cols", [1, 17, 64, 80])
+def test_embedding_of_quantised_weights_is_exact(ops: Ops, form: QuantizedForm, num_cols: int) -> None:
+    matrix = random_quantized(form, 37, num_cols)
     token_ids = torch.randint(0, 37, (23,), dtype=torch.int32)
-    rows = values.float() * scales.repeat_interleave(INT8_GROUP, dim=1)[:, :num_cols]
-    actual = ops.embedding(token_ids, ops.pack_int8(values, scales))
-    assert torch.equal(actual, rows[token_ids.long()])
+    actual = ops.embedding(token_ids, ops.pack_quantized(matrix))
+    assert torch.equal(actual, matrix.dequantized()[token_ids.long()])
+
+
+def test_a_form_that_the_kernels_lack_is_refused() -> None:
+    with pytest.raises(ValueError, match="don't have the form"):
+        CpuOps().pack_quantized(random_quantized(QuantizedForm(8, 16, 0, False, torch.float16), 16, 32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -293,7 +312,7 @@ def test_paged_attention(ops: Ops, dtype: torch.dtype, cache_dtype: torch.dtype,
         assert_within(out, inputs.expected(cache_dtype))
 
 
-@pytest.mark.parametrize("cache_dtype", QUANTIZED)
+@pytest.mark.parametrize("cache_dtype", QUANTIZED_CACHES)
 @pytest.mark.parametrize("heads", [(1, 1, 16), (9, 3, 64), (5, 5, 48)])
 def test_paged_attention_over_a_quantised_cache(
     ops: Ops, cache_dtype: torch.dtype, heads: tuple[int, int, int]
@@ -305,21 +324,21 @@ def test_paged_attention_over_a_quantised_cache(
             assert_within(inputs.attend(ops, inputs.cache(ops, cache_dtype)), inputs.expected(cache_dtype))
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, *QUANTIZED])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, *QUANTIZED_CACHES])
 @pytest.mark.parametrize("head_dim", [80, 96, 112, 128, 192, 256])
 def test_paged_attention_of_every_head_size(ops: Ops, cache_dtype: torch.dtype, head_dim: int) -> None:
     inputs = KVInputs.random([50, 20], [3, 1], 4, 2, head_dim, torch.bfloat16, window=33)
     assert_within(inputs.attend(ops, inputs.cache(ops, cache_dtype)), inputs.expected(cache_dtype))
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float32, *QUANTIZED])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, *QUANTIZED_CACHES])
 @pytest.mark.parametrize("window", [0, 300, 600])
 def test_paged_attention_across_partitions(ops: Ops, window: int, cache_dtype: torch.dtype) -> None:
     inputs = KVInputs.random([1100, 513, 512], [1, 3, 20], 4, 2, 16, torch.float32, block_size=32, window=window)
     assert_within(inputs.attend(ops, inputs.cache(ops, cache_dtype)), inputs.expected(cache_dtype))
 
 
-@pytest.mark.parametrize("cache_dtype", QUANTIZED)
+@pytest.mark.parametrize("cache_dtype", QUANTIZED_CACHES)
 def test_keys_and_values_of_any_magnitude_are_quantised_each_by_its_own(ops: Ops, cache_dtype: torch.dtype) -> None:
     inputs = KVInputs.random([40], [4], 2, 2, 32, torch.float32)
     inputs.keys[0].mul_(torch.logspace(-30, 0, 40).view(-1, 1, 1))

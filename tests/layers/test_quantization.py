@@ -7,21 +7,21 @@ import torch
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 from octavo.errors import CheckpointError
+from octavo.kernels.cpu import CpuOps
+from octavo.kernels.quantized import QuantizedMatrix
 from octavo.layers import quantization
-from octavo.layers.quantization import SUPPORTED_TYPES, dequantize, quantize_int8, read_q8_0, unpermute_rope
+from octavo.layers.gguf_blocks import QUANTIZED_TYPES
+from octavo.layers.quantization import (
+    SUPPORTED_TYPES,
+    dequantize,
+    quantize_int4,
+    quantize_int8,
+    read_quantized,
+    unpermute_rope,
+)
+from tests.layers.block_bytes import BLOCK_BYTES, HALVES, finite_blocks, random_bytes
 
-BLOCK_BYTES = {name: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] for name in SUPPORTED_TYPES}
-HALVES = {  # where each type has float16 numbers
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-}  # fmt: skip
 SCALES = np.array([0.0, -0.0, 1.0, -1.0, 65504.0, -65504.0, 6e-8, 6.1e-5, np.inf, -np.inf, np.nan], np.float16)
-
-
-def random_bytes(dtype_name: str, num_values: int, seed: int) -> np.ndarray:
-    block_size, block_bytes = BLOCK_BYTES[dtype_name]
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, num_values // block_size * block_bytes, np.uint8)
 
 
 @pytest.mark.parametrize("dtype_name", SUPPORTED_TYPES)
@@ -86,21 +86,49 @@ def test_reordering_puts_even_rows_before_odd_rows_in_each_head() -> None:
     assert unpermute_rope(torch.arange(12), num_heads=2).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
 
 
-def test_int8_values_of_q8_0_blocks_are_the_weights_they_stand_for() -> None:
-    data = gguf.quants.quantize(
-        np.random.default_rng(6).standard_normal((5, 96), np.float32), gguf.GGMLQuantizationType.Q8_0
-    ).reshape(-1)
-    values, scales = read_q8_0(data, (5, 96))
-    weights = values.float() * scales.repeat_interleave(32, dim=1)
-    assert torch.equal(weights, dequantize(data, "Q8_0", (5, 96), torch.float32))
+@pytest.mark.parametrize("dtype_name", QUANTIZED_TYPES)
+def test_packed_blocks_stand_for_what_the_gguf_package_dequantises(dtype_name: str) -> None:
+    shape = (37, 512)
+    blocks = finite_blocks(dtype_name, shape, seed=11)
+    expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[dtype_name]).reshape(shape)
+    matrix = read_quantized(blocks.reshape(-1), dtype_name, shape)
+    np.testing.assert_array_equal(matrix.dequantized().numpy(), expected)
+    ops = CpuOps()
+    packed = ops.pack_quantized(matrix, int8_activations=False)
+    rows = ops.embedding(torch.arange(37, dtype=torch.int32), packed)
+    np.testing.assert_array_equal(rows.numpy(), expected)
+    columns = ops.linear(torch.eye(512), packed, None, torch.float32)
+    np.testing.assert_array_equal(columns.numpy().T, expected)
+
+
+@pytest.mark.parametrize("dtype_name", QUANTIZED_TYPES)
+def test_packed_blocks_take_what_their_form_says(dtype_name: str) -> None:
+    matrix = read_quantized(finite_blocks(dtype_name, (32, 256), 3).reshape(-1), dtype_name, (32, 256))
+    packed = CpuOps().pack_quantized(matrix)
+    assert packed.data.numel() == 32 * 256 * matrix.form.bytes_per_weight
+
+
+def test_mixed_blocks_are_stacked_exactly() -> None:
+    """As query, key and value in Q4_K, Q4_K and Q6_K."""
+    parts = [
+        read_quantized(finite_blocks(name, (7, 256), seed).reshape(-1), name, (7, 256))
+        for seed, name in enumerate(QUANTIZED_TYPES)
+    ]
+    for first in parts:
+        for second in parts:
+            stacked = QuantizedMatrix.stacked([first, second])
+            assert torch.equal(stacked.dequantized(), torch.cat([first.dequantized(), second.dequantized()]))
+            assert stacked.form == first.form or first is not second
 
 
 @pytest.mark.parametrize("num_cols", [7, 32, 100])
 def test_quantised_weights_lie_within_half_a_step(num_cols: int) -> None:
     weight = torch.randn(11, num_cols, generator=torch.Generator().manual_seed(1))
     weight[3] = 0.0
-    values, scales = quantize_int8(weight)
-    steps = scales.repeat_interleave(32, dim=1)[:, :num_cols]
-    assert values.shape == weight.shape
-    assert values.abs().max() == 127
-    assert ((values.float() * steps - weight).abs() <= steps * 0.5001).all()
+    for quantize in (quantize_int8, quantize_int4):
+        matrix = quantize(weight)
+        steps = matrix.scales.float().repeat_interleave(32, dim=1)[:, :num_cols]
+        assert matrix.values.shape == weight.shape
+        rounded = 2**-10 * weight.abs().amax()  # scales and minima are float16
+        assert ((matrix.dequantized() - weight).abs() <= steps * 0.5 + rounded).all()
+    assert (quantize_int8(weight).values.to(torch.int16) - 128).abs().max() == 127
