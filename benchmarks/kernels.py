@@ -8,6 +8,7 @@ copies of its weights to leave the caches, as the layers of a model do.
 """
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -17,8 +18,10 @@ import torch
 
 from octavo.kernels import _cpu, cpu
 from octavo.runner.device import available_cpus
+from octavo.runner.kv_cache import zeros_on_demand
 
 SMOLLM2_SHAPES = [(576, 960, "qkv"), (576, 576, "o"), (576, 3072, "gate_up"), (1536, 576, "down"), (576, 49152, "head")]
+CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn]
 READ_BYTES = 512 << 20
 WEIGHT_BYTES = 192 << 20
 
@@ -46,6 +49,15 @@ def main() -> None:
     for name, work, call in small_ops():
         print(f"| {name} | {work} | {median_s(call, args.seconds) * 1e6:.1f} |")
         ceilings.measure()
+    print(
+        "\n| decode attention, µs and GB/s | "
+        + " | ".join(str(dtype).removeprefix("torch.") for dtype in CACHE_DTYPES)
+        + " |"
+    )
+    print("|---" * (1 + len(CACHE_DTYPES)) + "|")
+    for num_requests, length in ((64, 256), (1, 2048), (16, 2048), (1, 8192), (16, 8192)):
+        cells = attention_cells(num_requests, length, args.seconds, ceilings)
+        print(f"| {num_requests} × {length} tokens | " + " | ".join(cells) + " |")
     print(f"\nceilings: {ceilings}")
 
 
@@ -120,27 +132,51 @@ def small_ops() -> list[tuple[str, str, Callable[[], object]]]:
         cases += [("add_rms_norm", work, norm_call), ("silu_mul", work, partial(ops.silu_mul, gate_up))]
     for num_requests, num_queries, length in ((1, 1, 256), (1, 1, 4096), (64, 1, 256), (1, 512, 512), (1, 512, 2048)):
         work = f"{num_requests} × {num_queries} queries, {length} tokens"
-        rope, attend = attention_calls(ops, num_requests, num_queries, length)
+        rope, attend = attention_calls(ops, num_requests, num_queries, length, torch.bfloat16)
         cases += [("rope_write_kv", work, rope), ("paged_attention", work, attend)]
     return cases
 
 
+def attention_cells(num_requests: int, length: int, seconds: float, ceilings: Ceilings) -> list[str]:
+    """One query a request, over caches of each type by turns: the least µs, and GB/s of keys and values."""
+    ops = cpu.CpuOps()
+    calls = [attention_calls(ops, num_requests, 1, length, dtype)[1] for dtype in CACHE_DTYPES]
+    best = [float("inf")] * len(calls)
+    end = time.perf_counter() + seconds * len(calls)
+    while best[-1] == float("inf") or time.perf_counter() < end:
+        for i, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            best[i] = min(best[i], time.perf_counter() - start)
+        ceilings.measure()
+    sizes = [
+        math.prod(ops.kv_cache_shape(num_requests, length, 3, 64, dtype)) * dtype.itemsize for dtype in CACHE_DTYPES
+    ]
+    return [f"{s * 1e6:.0f}, {size / s / 1e9:.1f}" for s, size in zip(best, sizes, strict=True)]
+
+
 def attention_calls(
-    ops: cpu.CpuOps, num_requests: int, num_queries: int, length: int
+    ops: cpu.CpuOps, num_requests: int, num_queries: int, length: int, cache_dtype: torch.dtype
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     num_heads, num_kv_heads, head_dim, block_size = 9, 3, 64, 16
     blocks = -(-length // block_size)
-    cache = torch.randn(ops.kv_cache_shape(num_requests * blocks, block_size, num_kv_heads, head_dim)).bfloat16()
-    table = torch.arange(num_requests * blocks, dtype=torch.int32).view(num_requests, blocks)
+    shape = ops.kv_cache_shape(num_requests * blocks, block_size, num_kv_heads, head_dim, cache_dtype)
+    cache = zeros_on_demand(shape, cache_dtype)
+    table = torch.randperm(num_requests * blocks).to(torch.int32).view(num_requests, blocks)
+    cos_sin = torch.randn(length, head_dim)
+    everything = torch.arange(length, dtype=torch.int32)
+    for r in range(num_requests):
+        kv = torch.randn(length, 2 * num_kv_heads * head_dim).bfloat16()
+        slots = table[r, everything // block_size] * block_size + everything % block_size
+        ops.rope_write_kv(kv, everything, cos_sin, cache, slots, 0, num_kv_heads)
     query_start = torch.arange(num_requests + 1, dtype=torch.int32) * num_queries
     seq_lens = torch.full((num_requests,), length, dtype=torch.int32)
     num_tokens = num_requests * num_queries
     q = torch.randn(num_tokens, num_heads, head_dim).bfloat16()
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).bfloat16()
     position = torch.arange(length - num_queries, length, dtype=torch.int32).repeat(num_requests)
-    first_slot = torch.arange(num_requests, dtype=torch.int32) * blocks * block_size
-    slots = first_slot.repeat_interleave(num_queries) + position
-    cos_sin = torch.randn(length, head_dim)
+    request = torch.arange(num_requests).repeat_interleave(num_queries)
+    slots = table[request, position // block_size] * block_size + position % block_size
     return (
         partial(ops.rope_write_kv, qkv, position, cos_sin, cache, slots, num_heads, num_kv_heads),
         partial(ops.paged_attention, q, cache, table, query_start, seq_lens, head_dim**-0.5, 0),

@@ -29,8 +29,10 @@ __all__ = [
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZED_BYTES = {"int8": 1.0625, "int4": 0.625}  # a weight and its share of a scale and a minimum
+KV_BYTES = {"float32": (4, 0), "bfloat16": (2, 0), "float16": (2, 0), "fp8": (1, 4), "int8": (1, 4)}
+"""Of an element of a key or a value in the KV cache, and of the scale of them all."""
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
-DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+DTYPE_ALIASES = {"half": "float16", "float": "float32", "fp8_e4m3": "fp8"}
 STEP_SECONDS = 0.2
 """A CPU step of this length keeps streams smooth while a long prompt is read in, and is long enough to be efficient."""
 
@@ -84,7 +86,10 @@ class EngineConfig:
         choices=("auto", "int8", "bfloat16", "float16", "float32"),
     )
     kv_cache_dtype: str = option(
-        "auto", "Type of the KV cache; auto: as --dtype.", choices=("auto", "float32", "bfloat16", "float16")
+        "auto",
+        "Type of the KV cache; auto: as --dtype. int8 and fp8 (e4m3) take about half of 16 bits; each key and each "
+        "value of a head has a scale.",
+        choices=("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"),
     )
     max_model_len: int | None = option(None, "Most tokens of prompt and output together; default: the model's own.")
     max_num_seqs: int = option(128, "Most requests in one step.")
@@ -268,8 +273,10 @@ class ResolvedConfig:
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str) -> int:
-    """Bytes of KV cache one token takes in a block of any group: 2·L·N_kv·D·B, of the L layers of the largest group."""
-    per_layer = 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[kv_cache_dtype]
+    """Bytes of KV cache one token takes in a block of any group: 2·L·N_kv·(D·B + the scale's), of the L layers of the
+    largest group."""
+    element, scale = KV_BYTES[kv_cache_dtype]
+    per_layer = 2 * model.num_key_value_heads * (model.head_dim * element + scale)
     return max(len(group.layers) for group in model.kv_groups) * per_layer
 
 
@@ -466,7 +473,9 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     pooling = _resolve_pooling(config, facts, reasons)
     quantization = _resolve_quantization(config, facts, reasons)
     dtype = _resolve_dtype(config, facts, quantization, reasons)
-    kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kv_cache_dtype = DTYPE_ALIASES.get(config.kv_cache_dtype, config.kv_cache_dtype)
+    if kv_cache_dtype == "auto":
+        kv_cache_dtype = dtype
     max_model_len = _resolve_max_model_len(config, facts, reasons)
     budget = _resolve_token_budget(config, facts, max_model_len, reasons)
     weights_bytes = _weights_bytes(facts, dtype, quantization)

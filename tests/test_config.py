@@ -42,6 +42,15 @@ def test_kv_bytes_per_token_are_the_published_figures() -> None:
     assert kv_bytes_per_token(llama_2_70b, "float16") == 320 * 1024
 
 
+def test_a_quantised_cache_holds_about_twice_the_blocks() -> None:
+    blocks = {
+        dtype: resolve(EngineConfig(model="m", kv_cache_dtype=dtype, kv_cache_memory_bytes=8 * GIB), facts()).num_blocks
+        for dtype in ("float16", "int8", "fp8", "fp8_e4m3")
+    }
+    assert blocks["int8"] == blocks["fp8"] == blocks["fp8_e4m3"]
+    assert blocks["int8"] / blocks["float16"] == pytest.approx(2 * 128 / (128 + 4), rel=0.001)
+
+
 def test_defaults_are_derived_and_explained() -> None:
     resolved = resolve(EngineConfig(model="m"), facts())
     assert (resolved.dtype, resolved.kv_cache_dtype, resolved.max_model_len) == ("float16", "float16", 4096)

@@ -7,7 +7,7 @@
 
 namespace octavo {
 
-enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
+enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, f8 = 4 };
 
 // Columns of the weight matrix in one packed panel; positions in one tile of keys. One vector of floats.
 constexpr int64_t kLanes = 16;
@@ -158,8 +158,8 @@ struct GatherRowsArgs {
     int64_t num_rows, row_bytes;
 };
 
-// A layer's cache: [num_blocks, num_kv_heads, 2, block_size * head_dim]. Values lie as [block_size][head_dim], keys as
-// [block_size / 16][head_dim][16]: a tile of 16 positions has its positions in the lanes.
+// A layer's cache: [num_blocks, num_kv_heads, 2 (keys, values), block_size / 16] tiles, as kv_tile.h says. Of the types
+// above, a cache alone may be int8 or f8; a key's or a value's scale then adds four bytes to its head_dim.
 struct KVCache {
     void* data;
     int64_t num_blocks, num_kv_heads, block_size, head_dim;

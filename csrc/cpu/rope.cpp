@@ -1,5 +1,6 @@
-// Rotary embedding of queries and keys, after a norm of each head where there is one, and the write of keys and values to the cache, rotated or as they are.
-#include "simd.h"
+// Rotary embedding of queries and keys, after a norm of each head where there is one, and the write of keys and values
+// to the cache, rotated or as they are. A key or a value is quantised from its own head_dim numbers alone.
+#include "kv_tile.h"
 
 namespace octavo::OCTAVO_ISA {
 
@@ -41,12 +42,66 @@ OCTAVO_INLINE Rotated rotate(const T* head, const HeadNorm& norm, const float* c
     return {sub(mul(first, cos), mul(second, sin)), add(mul(second, cos), mul(first, sin))};
 }
 
-// One token's dims [d, d + n) into its lane of a key tile [head_dim][16].
+template <class T, class O>
+OCTAVO_INLINE void rotate_head(const T* head, const HeadNorm& norm, const float* cos_sin, int64_t half, O* out) {
+    for (int64_t d = 0; d < half; d += kLanes) {
+        const Rotated r = rotate(head, norm, cos_sin, half, d);
+        store(out + d, r.first, half - d);
+        store(out + half + d, r.second, half - d);
+    }
+}
+
 template <class C>
-OCTAVO_INLINE void store_key(C* lane, int64_t d, Vec value, int64_t n) {
-    C buffer[kLanes];
-    store(buffer, value);
-    for (int64_t i = 0; i < kLanes && i < n; ++i) lane[(d + i) * kLanes] = buffer[i];
+constexpr float kLargest = kInteger<C> ? 127.0f : 448.0f;
+
+// Rounds a vector to the cache's type. Where that is quantised, its largest magnitude becomes kLargest and the scale is
+// returned, which is NaN for a vector with a NaN or an infinity.
+template <class C>
+OCTAVO_INLINE float narrow(const float* x, C* out, int64_t dim) {
+    float inverse = 1.0f, scale = 1.0f;
+    if constexpr (kQuantized<C>) {
+        const Vec zero = set1(0.0f);
+        Vec magnitude = zero, poison = zero;
+        for (int64_t d = 0; d < dim; d += kLanes) {
+            const Vec v = load(x + d);
+            magnitude = max(magnitude, max(v, sub(zero, v)));
+            poison = fma(v, zero, poison);
+        }
+        const float largest = reduce_max(magnitude);
+        inverse = largest > 0x1p-118f ? kLargest<C> / largest : 0.0f;  // below, it would overflow
+        scale = largest / kLargest<C> + reduce_add(poison);
+    }
+    const Vec shift = set1(0x1.8p23f);  // adding it rounds to an integer
+    for (int64_t d = 0; d < dim; d += kLanes) {
+        const Vec v = load(x + d);
+        if constexpr (sizeof(C) > 1) store(out + d, v);
+        else if constexpr (kInteger<C>) store(out + d, sub(fma(v, set1(inverse), shift), shift));
+        else store(out + d, mul(v, set1(inverse)));
+    }
+    return scale;
+}
+
+// Stores one token's key and value of one head.
+template <class C>
+OCTAVO_INLINE void write_head(const KVCache& cache, C* data, int64_t slot, int64_t head, const float* key,
+                              const float* value) {
+    const int64_t dim = cache.head_dim, offset = slot % cache.block_size, position = offset % kLanes;
+    C* keys = key_tiles(cache, data, slot / cache.block_size, head) + offset / kLanes * tile_size<C>(dim);
+    C* values = keys + cache.block_size / kLanes * tile_size<C>(dim);
+    C row[kMaxHeadDim];
+    const float key_scale = narrow(key, row, dim);
+    for (int64_t d = 0; d < dim; ++d) keys[key_index<C>(d, position)] = row[d];
+    const float value_scale = narrow(value, row, dim);
+    for (int64_t d = 0; d < dim; ++d) values[value_index<C>(position, d, dim)] = row[d];
+    if constexpr (kQuantized<C>) {
+        tile_scales(keys, dim)[position] = key_scale;
+        tile_scales(values, dim)[position] = value_scale;
+    }
+}
+
+template <class T>
+OCTAVO_INLINE void widen_head(const T* head, float* out, int64_t dim) {
+    for (int64_t d = 0; d < dim; d += kLanes) store(out + d, load(head + d));
 }
 
 template <class T, class C>
@@ -55,41 +110,25 @@ void rope_token(const RopeWriteKVArgs& a, const T* qkv, T* q_out, C* cache, int6
     const float* cos_sin = a.cos_sin + a.positions[token] * dim;
     const T* head = qkv + token * (a.num_heads + 2 * num_kv_heads) * dim;
     T* q = q_out + token * a.num_heads * dim;
-    for (int64_t h = 0; h < a.num_heads; ++h, head += dim, q += dim) {
-        const HeadNorm norm = head_norm(a.q_norm, a.norm_eps, head, dim);
-        for (int64_t d = 0; d < half; d += kLanes) {
-            const Rotated r = rotate(head, norm, cos_sin, half, d);
-            store(q + d, r.first, half - d);
-            store(q + half + d, r.second, half - d);
-        }
-    }
-    const int64_t slot = a.slot_mapping[token], offset = slot % a.cache.block_size;
-    const int64_t size = a.cache.block_size * dim;  // of a head's keys, or values, in a block
-    C* keys = cache + slot / a.cache.block_size * num_kv_heads * 2 * size;
-    const T* value = head + num_kv_heads * dim;
-    for (int64_t h = 0; h < num_kv_heads; ++h, head += dim, value += dim, keys += 2 * size) {
-        C* lane = keys + offset / kLanes * kLanes * dim + offset % kLanes;
-        const HeadNorm norm = head_norm(a.k_norm, a.norm_eps, head, dim);
-        for (int64_t d = 0; d < half; d += kLanes) {
-            const Rotated r = rotate(head, norm, cos_sin, half, d);
-            store_key(lane, d, r.first, half - d);
-            store_key(lane, half + d, r.second, half - d);
-        }
-        for (int64_t d = 0; d < dim; d += kLanes) store(keys + size + offset * dim + d, load(value + d));
+    for (int64_t h = 0; h < a.num_heads; ++h, head += dim, q += dim)
+        rotate_head(head, head_norm(a.q_norm, a.norm_eps, head, dim), cos_sin, half, q);
+    for (int64_t h = 0; h < num_kv_heads; ++h, head += dim) {
+        float key[kMaxHeadDim], value[kMaxHeadDim];
+        rotate_head(head, head_norm(a.k_norm, a.norm_eps, head, dim), cos_sin, half, key);
+        widen_head(head + num_kv_heads * dim, value, dim);
+        write_head(a.cache, cache, a.slot_mapping[token], h, key, value);
     }
 }
 
-template <class T>
-void write_token(const WriteKVArgs& a, const T* qkv, T* cache, int64_t token) {
+template <class T, class C>
+void write_token(const WriteKVArgs& a, const T* qkv, C* cache, int64_t token) {
     const int64_t dim = a.cache.head_dim, num_kv_heads = a.cache.num_kv_heads;
-    const T* key = qkv + (token * (a.num_heads + 2 * num_kv_heads) + a.num_heads) * dim;
-    const int64_t slot = a.slot_mapping[token], offset = slot % a.cache.block_size;
-    const int64_t size = a.cache.block_size * dim;
-    T* keys = cache + slot / a.cache.block_size * num_kv_heads * 2 * size;
-    for (int64_t h = 0; h < num_kv_heads; ++h, key += dim, keys += 2 * size) {
-        T* lane = keys + offset / kLanes * kLanes * dim + offset % kLanes;
-        for (int64_t d = 0; d < dim; ++d) lane[d * kLanes] = key[d];
-        __builtin_memcpy(keys + size + offset * dim, key + num_kv_heads * dim, dim * sizeof(T));
+    const T* head = qkv + (token * (a.num_heads + 2 * num_kv_heads) + a.num_heads) * dim;
+    for (int64_t h = 0; h < num_kv_heads; ++h, head += dim) {
+        float key[kMaxHeadDim], value[kMaxHeadDim];
+        widen_head(head, key, dim);
+        widen_head(head + num_kv_heads * dim, value, dim);
+        write_head(a.cache, cache, a.slot_mapping[token], h, key, value);
     }
 }
 
@@ -109,7 +148,7 @@ void rope_write_kv(const RopeWriteKVArgs& a) noexcept {
     const int64_t row = (a.num_heads + 2 * a.cache.num_kv_heads) * a.cache.head_dim;
     with_type(a.dtype, a.q_out, [&](auto* q_out) {
         const auto* qkv = as_type_of(q_out, a.qkv);
-        with_type(a.cache.dtype, a.cache.data, [&](auto* cache) {
+        with_cache_type(a.cache, [&](auto* cache) {
             parallel_ranges(a.num_tokens, 8192 / row, [&](int64_t first, int64_t last) {
                 for (int64_t token = first; token < last; ++token) rope_token(a, qkv, q_out, cache, token);
             });

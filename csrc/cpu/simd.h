@@ -26,12 +26,16 @@
 
 namespace octavo::OCTAVO_ISA {
 
-// 16-bit elements as types of their own, so that loads and stores overload on them.
+// Small elements as types of their own, so that loads and stores overload on them.
 struct bf16 {
     uint16_t bits;
 };
 struct f16 {
     uint16_t bits;
+};
+// Sign, four bits of exponent, three of fraction: "e4m3fn", without infinities (Micikevicius et al., 2022).
+struct f8 {
+    uint8_t bits;
 };
 
 OCTAVO_INLINE uint32_t bits_of(float x) {
@@ -85,6 +89,11 @@ OCTAVO_INLINE Vec load(const bf16* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
 OCTAVO_INLINE Vec load(const f16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+// Its exponent and fraction in their places of a half, whose exponent is biased by 8 more.
+OCTAVO_INLINE Vec load(const f8* p) {
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+    return mul(_mm512_cvtph_ps(_mm256_and_si256(shifted, _mm256_set1_epi16(int16_t(0xbfff)))), set1(256.0f));
+}
 OCTAVO_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
 OCTAVO_INLINE void store(bf16* p, Vec a) {
     const __m512i bits = _mm512_castps_si512(a);
@@ -111,6 +120,24 @@ OCTAVO_INLINE IntVec byte_of(IntVec a, int i) {
 OCTAVO_INLINE Vec to_float(IntVec a) { return _mm512_cvtepi32_ps(a); }
 OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+OCTAVO_INLINE void store_int16(int16_t* p, Vec a) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a)));
+}
+// Sixteen pairs of bytes, widened.
+OCTAVO_INLINE IntVec load_pairs(const int8_t* p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
+}
+// sum plus, in each lane, a pair times the same two values.
+OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
+#if defined(OCTAVO_ISA_avx512vnni)
+    asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(pairs), "m"(*(const int32_t(*))values));
+    return sum;
+#else
+    int32_t both;
+    __builtin_memcpy(&both, values, 4);
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi32(both)));
+#endif
 }
 OCTAVO_INLINE float reduce_add(Vec a) {
     return reduce_add(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
@@ -178,6 +205,12 @@ OCTAVO_INLINE Vec load(const f16* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+OCTAVO_INLINE Vec load(const f8* p) {
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+    const __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16(int16_t(0xbfff)));
+    return mul({_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))},
+               set1(256.0f));
+}
 OCTAVO_INLINE void store(float* p, Vec a) {
     _mm256_storeu_ps(p, a.low);
     _mm256_storeu_ps(p + 8, a.high);
@@ -203,6 +236,11 @@ struct IntVec {
 };
 constexpr int kInt8Rows = 2;
 
+OCTAVO_INLINE int32_t int_of(const void* p) {
+    int32_t bits;
+    __builtin_memcpy(&bits, p, 4);
+    return bits;
+}
 OCTAVO_INLINE IntVec int_set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 OCTAVO_INLINE IntVec int_load(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
@@ -220,6 +258,19 @@ OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
     const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
     _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
+}
+OCTAVO_INLINE void store_int16(int16_t* p, Vec a) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(words, 0xd8));
+}
+OCTAVO_INLINE IntVec load_pairs(const int8_t* p) {
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)))};
+}
+OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
+    const __m256i both = _mm256_set1_epi32(int_of(values));
+    return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(pairs.low, both)),
+            _mm256_add_epi32(sum.high, _mm256_madd_epi16(pairs.high, both))};
 }
 OCTAVO_INLINE float reduce_add(Vec a) { return reduce_add(_mm256_add_ps(a.low, a.high)); }
 OCTAVO_INLINE __m256i magnitude_bits(__m256 a, __m256 b) {
@@ -290,6 +341,9 @@ OCTAVO_INLINE f16 narrow(float x) {
 OCTAVO_INLINE Vec load(const float* p) { OCTAVO_LANES(p[i]); }
 OCTAVO_INLINE Vec load(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[i].bits) << 16)); }
 OCTAVO_INLINE Vec load(const f16* p) { OCTAVO_LANES(widen(p[i])); }
+OCTAVO_INLINE Vec load(const f8* p) {
+    OCTAVO_LANES(widen(f16{uint16_t((p[i].bits & 0x80) << 8 | (p[i].bits & 0x7f) << 7)}) * 256.0f);
+}
 OCTAVO_INLINE void store(float* p, Vec a) {
     for (int i = 0; i < int{kLanes}; ++i) p[i] = a.lane[i];
 }
@@ -326,6 +380,19 @@ OCTAVO_INLINE Vec to_float(IntVec a) { OCTAVO_LANES(float(a.lane[i])); }
 OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     for (int i = 0; i < int{kLanes}; ++i) p[i] = a.lane[i] == a.lane[i] ? int8_t(a.lane[i]) : int8_t{};
 }
+OCTAVO_INLINE void store_int16(int16_t* p, Vec a) {
+    for (int i = 0; i < int{kLanes}; ++i) p[i] = a.lane[i] == a.lane[i] ? int16_t(a.lane[i]) : int16_t{};
+}
+OCTAVO_INLINE IntVec load_pairs(const int8_t* p) {
+    IntVec r;
+    for (int i = 0; i < int{kLanes}; ++i) r.lane[i] = int32_t(uint32_t(p[2 * i + 1]) << 16 | uint16_t(p[2 * i]));
+    return r;
+}
+OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
+    for (int i = 0; i < int{kLanes}; ++i)
+        sum.lane[i] += int16_t(pairs.lane[i]) * values[0] + (pairs.lane[i] >> 16) * values[1];
+    return sum;
+}
 OCTAVO_INLINE float reduce_add(Vec a) {
     for (int width = 8; width > 0; width /= 2)
         for (int i = 0; i < width; ++i) a.lane[i] += a.lane[i + width];
@@ -351,6 +418,18 @@ OCTAVO_INLINE Vec load_second(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[
 
 #endif
 
+// To the nearest, ties to even. Written for any instruction set, since it is needed once a key only.
+OCTAVO_INLINE void store(f8* p, Vec a) {
+    float lane[kLanes];
+    store(lane, a);
+    for (int i = 0; i < int{kLanes}; ++i) {
+        const uint32_t bits = bits_of(lane[i]), magnitude = bits & 0x7fffffff;
+        const uint32_t normal = (magnitude + 0x7ffff + ((magnitude >> 20) & 1) - (120u << 23)) >> 20;
+        const uint32_t subnormal = bits_of(float_of(magnitude) + 0x1p14f) - bits_of(0x1p14f);
+        p[i].bits = uint8_t((bits >> 24 & 0x80) | ((magnitude < 121u << 23 ? subnormal : normal) & 0x7f));
+    }
+}
+OCTAVO_INLINE void store(int8_t* p, Vec a) { store_int8(p, a); }
 // The same four bytes in every lane.
 OCTAVO_INLINE IntVec int_broadcast(const int8_t* p) {
     int32_t quad;
@@ -383,15 +462,8 @@ OCTAVO_INLINE float reduce_max(Vec a) {
     return lane[0];
 }
 
-// e^x to about 1 ulp: x = n·ln 2 + r, a polynomial fitted for the least relative error (4e-9) in r, scaled by 2^n in
-// two steps so that both ends are reached: infinity above, zero below. NaN stays NaN.
-OCTAVO_INLINE Vec exp(Vec x) {
-    const Vec shift = set1(0x1.8p23f);  // adding it rounds to an integer, which then lies in the low bits
-    x = min(set1(89.0f), max(set1(-104.0f), x));
-    const Vec shifted = fma(x, set1(0x1.715476p+0f), shift);
-    const Vec n = sub(shifted, shift);
-    const Vec half_shifted = fma(n, set1(0.5f), shift);
-    const Vec rest_shifted = add(sub(n, sub(half_shifted, shift)), shift);
+// e^r for x = n·ln 2 + r: a polynomial fitted for the least relative error, 4e-9.
+OCTAVO_INLINE Vec exp_polynomial(Vec x, Vec n) {
     Vec r = fma(n, set1(-0x1.62e4p-1f), x);
     r = fma(n, set1(-0x1.7f7d1cp-20f), r);
     Vec p = set1(0x1.6a23d0p-10f);
@@ -399,8 +471,27 @@ OCTAVO_INLINE Vec exp(Vec x) {
     p = fma(p, r, set1(0x1.5558f2p-5f));
     p = fma(p, r, set1(0x1.555492p-3f));
     p = fma(p, r, set1(0x1.fffffcp-2f));
-    p = fma(mul(p, r), r, add(r, set1(1.0f)));
+    return fma(mul(p, r), r, add(r, set1(1.0f)));
+}
+// e^x to about 1 ulp, scaled by 2^n in two steps so that both ends are reached: infinity above, zero below. NaN stays
+// NaN.
+OCTAVO_INLINE Vec exp(Vec x) {
+    const Vec shift = set1(0x1.8p23f);  // adding it rounds to an integer, which then lies in the low bits
+    x = min(set1(89.0f), max(set1(-104.0f), x));
+    const Vec shifted = fma(x, set1(0x1.715476p+0f), shift);
+    const Vec n = sub(shifted, shift);
+    const Vec half_shifted = fma(n, set1(0.5f), shift);
+    const Vec rest_shifted = add(sub(n, sub(half_shifted, shift)), shift);
+    const Vec p = exp_polynomial(x, n);
     return mul(mul(p, pow2(half_shifted)), pow2(rest_shifted));
+}
+
+// As exp, for x up to 0: one step reaches the end, where what is left is flushed to 0.
+OCTAVO_INLINE Vec exp_nonpositive(Vec x) {
+    const Vec shift = set1(0x1.8p23f);
+    x = max(set1(-88.0f), x);  // 2^-127 is 0 in `pow2`
+    const Vec shifted = fma(x, set1(0x1.715476p+0f), shift);
+    return mul(exp_polynomial(x, sub(shifted, shift)), pow2(shifted));
 }
 
 // fn(unit) for each unit in [0, num_units), on the pool.

@@ -1,4 +1,5 @@
-"""The extension module built from csrc/cpu. Addresses and sizes in; dtypes are 0 float32, 1 bfloat16, 2 float16."""
+"""The extension module built from csrc/cpu. Addresses and sizes in; dtypes are 0 float32, 1 bfloat16, 2 float16,
+and for a KV cache 3 int8, 4 float8_e4m3fn."""
 
 ATTENTION_PARTITION: int
 QUANT_BLOCK: int

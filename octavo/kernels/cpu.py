@@ -22,12 +22,22 @@ assert (_cpu.ATTENTION_PARTITION, _cpu.QUANT_BLOCK) == (ATTENTION_PARTITION, QUA
 assert SAMPLE_ROW.itemsize == _cpu.SAMPLE_ROW_BYTES, "csrc/cpu/ops.h disagrees"
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+CACHE_DTYPE_CODES = DTYPE_CODES | {torch.int8: 3, torch.float8_e4m3fn: 4}
 
 
 def dtype_code(dtype: torch.dtype) -> int:
     code = DTYPE_CODES.get(dtype)
     if code is None:
         raise TypeError(f"the cpu kernels compute in float32, bfloat16 and float16, not in {dtype}")
+    return code
+
+
+def cache_dtype_code(dtype: torch.dtype) -> int:
+    code = CACHE_DTYPE_CODES.get(dtype)
+    if code is None:
+        raise TypeError(
+            f"a KV cache of the cpu kernels is one of {', '.join(map(str, CACHE_DTYPE_CODES))}, not {dtype}"
+        )
     return code
 
 
@@ -91,11 +101,13 @@ class CpuOps(Ops):
         _cpu.pack_quantized(*pointers, num_rows, num_cols, *codes)
         return Weight(packed, num_rows, num_cols, form, int8_activations)
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    def kv_cache_shape(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
         if block_size < 16 or block_size % 16:
             raise ValueError(f"block size {block_size} is not a multiple of 16. Choose another --block-size")
         check_head_dim(head_dim)
-        return super().kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
+        return super().kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
     def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
         num_tokens = token_ids.shape[0]
@@ -248,12 +260,13 @@ class CpuOps(Ops):
         norm_eps: float = 0.0,
     ) -> torch.Tensor:
         num_tokens = qkv.shape[0]
-        num_blocks, _, _, block_size, head_dim = kv_cache.shape
-        max_positions = cos_sin.shape[0]
+        num_blocks, _, _, block_size, _ = kv_cache.shape
+        max_positions, head_dim = cos_sin.shape
         check("qkv", qkv, (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim))
         check("positions", positions, (num_tokens,), torch.int32)
         check("cos_sin", cos_sin, (max_positions, head_dim), torch.float32)
-        check("kv_cache", kv_cache, self.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim))
+        cache_shape = self.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim, kv_cache.dtype)
+        check("kv_cache", kv_cache, cache_shape)
         check("slot_mapping", slot_mapping, (num_tokens,), torch.int32)
         for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
             if norm is not None:
@@ -273,7 +286,7 @@ class CpuOps(Ops):
             num_kv_heads,
             block_size,
             head_dim,
-            dtype_code(kv_cache.dtype),
+            cache_dtype_code(kv_cache.dtype),
             num_tokens,
             num_heads,
             max_positions,
@@ -291,13 +304,14 @@ class CpuOps(Ops):
         scale: float,
         window: int,
     ) -> torch.Tensor:
-        num_tokens, num_heads, _ = q.shape
-        num_blocks, num_kv_heads, _, block_size, head_dim = kv_cache.shape
+        num_tokens, num_heads, head_dim = q.shape
+        num_blocks, num_kv_heads, _, block_size, _ = kv_cache.shape
         num_requests, max_blocks = block_table.shape
         if num_heads % num_kv_heads:
             raise ValueError(f"{num_heads} query heads can't share {num_kv_heads} key-value heads evenly")
         check("q", q, (num_tokens, num_heads, head_dim))
-        check("kv_cache", kv_cache, self.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim))
+        cache_shape = self.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim, kv_cache.dtype)
+        check("kv_cache", kv_cache, cache_shape)
         check("block_table", block_table, (num_requests, max_blocks), torch.int32)
         check("query_start", query_start, (num_requests + 1,), torch.int32)
         check("seq_lens", seq_lens, (num_requests,), torch.int32)
@@ -309,7 +323,7 @@ class CpuOps(Ops):
             num_kv_heads,
             block_size,
             head_dim,
-            dtype_code(kv_cache.dtype),
+            cache_dtype_code(kv_cache.dtype),
             block_table.data_ptr(),
             query_start.data_ptr(),
             seq_lens.data_ptr(),

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from octavo.kernels import sampling
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix, round_to_int8
+from octavo.kernels.quantized_kv import KV_SCALE_BYTES, LARGEST_QUANTIZED, cache_rows, read_rows
 from octavo.kernels.sampling import SampleRows
 
 __all__ = ["ATTENTION_PARTITION", "QUANT_BLOCK", "Ops", "Weight"]
@@ -65,9 +66,14 @@ class Ops:
         num_rows, num_cols = matrix.values.shape
         return Weight(matrix.dequantized(), num_rows, num_cols, matrix.form, int8_activations)
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of one layer's KV cache, zero-initialised by the runner. Dimension 2 is K then V. Not an op."""
-        return (num_blocks, num_kv_heads, 2, block_size, head_dim)
+    def kv_cache_shape(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
+        """Shape of one layer's KV cache, zero-initialised by the runner. Dimension 2 is K then V. Not an op.
+
+        Elements of int8 and float8_e4m3fn are quantised, and the last dimension has room for a scale.
+        """
+        return (num_blocks, num_kv_heads, 2, block_size, head_dim + KV_SCALE_BYTES * (dtype in LARGEST_QUANTIZED))
 
     def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
         """Rows of `weight` for token_ids [T] int32 -> [T, H] float32 (the residual stream's first value)."""
@@ -167,14 +173,14 @@ class Ops:
 
         qkv [T, (Hq + 2·Hkv)·D] dtype: query heads, then key heads, then value heads.
         positions [T] int32; cos_sin [max_model_len, D] float32: D/2 cosines, then D/2 sines.
-        kv_cache as `kv_cache_shape`, in the cache's dtype; slot_mapping [T] int32: block · block_size + offset.
+        kv_cache as `kv_cache_shape`, in the cache's dtype, where a quantised one stores what `quantize_kv` gives;
+        slot_mapping [T] int32: block · block_size + offset.
         q_norm, k_norm [D] float32: weights of an RMS norm of each query and key head before it is rotated; None: none.
         Returns the rotated queries [T, Hq, D] dtype.
         """
         num_tokens = qkv.shape[0]
-        head_dim = kv_cache.shape[-1]
         block_size = kv_cache.shape[3]
-        heads = qkv.float().view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+        heads = qkv.float().view(num_tokens, num_heads + 2 * num_kv_heads, -1)
         query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
         query = query if q_norm is None else Ops.rms_norm(self, query, q_norm, norm_eps, torch.float32)
         key = key if k_norm is None else Ops.rms_norm(self, key, k_norm, norm_eps, torch.float32)
@@ -183,8 +189,9 @@ class Ops:
         first, second = rotated.chunk(2, dim=-1)
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         block, offset = slot_mapping.long() // block_size, slot_mapping.long() % block_size
-        kv_cache[block, :, 0, offset] = rotated[:, num_heads:].to(kv_cache.dtype)
-        kv_cache[block, :, 1, offset] = value.to(kv_cache.dtype)
+        rows = kv_cache.view(torch.uint8)  # as bytes, for which torch has every operation
+        rows[block, :, 0, offset] = cache_rows(rotated[:, num_heads:], kv_cache.dtype)
+        rows[block, :, 1, offset] = cache_rows(value, kv_cache.dtype)
         return rotated[:, :num_heads].to(qkv.dtype)
 
     def paged_attention(
@@ -204,9 +211,11 @@ class Ops:
         blocks that no query sees are not read.
         window: how many latest positions a query sees, itself included; 0 for all. Query head h reads key-value head
         h // (Hq / Hkv). Returns [T, Hq·D] dtype.
+        Over an int8 cache a provider may round queries, and a partition's weights times the values' scales, to 16 bits:
+        a row's largest magnitude becomes 32767.
         """
-        _, num_kv_heads, _, block_size, head_dim = kv_cache.shape
-        num_heads = q.shape[1]
+        _, num_kv_heads, _, block_size, _ = kv_cache.shape
+        num_heads, head_dim = q.shape[1:]
         out = torch.empty_like(q)
         starts, lengths = query_start.tolist(), seq_lens.tolist()
         for r, seq_len in enumerate(lengths):
@@ -215,7 +224,8 @@ class Ops:
             first_seen = max(seq_len - num_queries - window + 1, 0) if window > 0 else 0
             first_block, last_block = first_seen // block_size, -(-seq_len // block_size)
             first, length = first_block * block_size, seq_len - first_block * block_size
-            kv = kv_cache[block_table[r, first_block:last_block].long()].float()  # [blocks, Hkv, 2, block_size, D]
+            rows_of = kv_cache.view(torch.uint8)[block_table[r, first_block:last_block].long()]
+            kv = read_rows(rows_of, kv_cache.dtype)  # [blocks, Hkv, 2, block_size, D]
             kv = kv.permute(2, 1, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
             key, value = kv.repeat_interleave(num_heads // num_kv_heads, dim=1)  # [Hq, length, D]
             query = q[rows].float().transpose(0, 1)  # [Hq, queries, D]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from octavo.kernels.ops import QUANT_BLOCK, Ops
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
+from octavo.kernels.quantized_kv import LARGEST_QUANTIZED, quantize_kv
 
 __all__ = [
     "Expected",
@@ -34,6 +35,8 @@ __all__ = [
 FLOAT32_ROUNDING = 2.0**-24
 DTYPE_ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Half the distance between neighbours, relative to the value."""
+HALF_WORD = 0.5 / 32767 * (1 + 2.0**-12)
+"""Half a step of numbers rounded to 16 bits, whose largest magnitude is 1."""
 SMALLEST = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-25}
 """What may be lost near zero: flushed denormals, or half of float16's smallest step."""
 
@@ -159,10 +162,27 @@ def expected_rotation(heads: torch.Tensor, cos_sin: torch.Tensor) -> Expected:
     return Expected(value, magnitude * 3 * FLOAT32_ROUNDING)
 
 
+def in_cache(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a cache of dtype holds of keys or values x [..., D], float64."""
+    if dtype in DTYPE_ROUNDING:
+        return x.to(dtype).double()
+    values, scales = quantize_kv(x, dtype)
+    return values.double() * scales.double()
+
+
 def expected_attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int, causal: bool = True
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    window: int,
+    causal: bool = True,
+    words: bool = False,
 ) -> Expected:
-    """q [Q, Hq, D]: the last Q positions of one request; keys, values [L, Hkv, D]. Result [Q, Hq · D]."""
+    """q [Q, Hq, D]: the last Q positions of one request; keys, values [L, Hkv, D]. Result [Q, Hq · D].
+
+    words: queries, and weights with values' scales, may be rounded to 16 bits, as `Ops.paged_attention` says.
+    """
     num_queries, num_heads, head_dim = q.shape
     length, num_kv_heads, _ = keys.shape
     group = num_heads // num_kv_heads
@@ -175,10 +195,17 @@ def expected_attention(
         hidden |= distance >= window
     scores = (query @ key.transpose(1, 2) * scale).masked_fill(hidden, float("-inf"))
     weights = torch.softmax(scores, dim=-1)
-    score_error = (query.abs() @ key.abs().transpose(1, 2) * abs(scale)).masked_fill(hidden, 0.0)
-    score_error = score_error.amax(dim=-1, keepdim=True) * chain_error(head_dim)  # moves each weight by this much
+    query_error = query.abs() * chain_error(head_dim)
+    if words:
+        query_error = query_error + query.abs().amax(dim=-1, keepdim=True) * HALF_WORD
+    score_error = (query_error @ key.abs().transpose(1, 2) * abs(scale)).masked_fill(hidden, 0.0)
+    score_error = score_error.amax(dim=-1, keepdim=True)  # moves each weight by this much
     magnitude = weights @ value.abs()
     error = magnitude * (2 * score_error + 2 * chain_error(length))
+    if words:  # a weight moves by half a step of the largest one, in terms of values scaled to 1
+        value_scale = value.abs().amax(dim=-1, keepdim=True)
+        largest = (weights * value_scale.transpose(1, 2)).amax(dim=-1, keepdim=True)
+        error += largest * HALF_WORD * (~hidden).double() @ (value.abs() / value_scale.clamp_min(1e-300))
     return Expected(flatten_heads(weights @ value), flatten_heads(error))
 
 
@@ -234,10 +261,15 @@ class KVInputs:
         return blocks.view(self.blocks_per_request, count).T.contiguous()
 
     def cache(self, ops: Ops, dtype: torch.dtype, fill: float = 0.0) -> torch.Tensor:
-        """A cache full of `fill`, then with all keys and values written to it, unrotated."""
+        """A cache full of `fill`, then with all keys and values written to it, unrotated. A quantised one is full of
+        NaN where `fill` is not 0."""
         num_kv_heads, head_dim = self.keys[0].shape[1:]
         num_blocks = 1 + self.blocks_per_request * len(self.lengths)
-        cache = torch.full(ops.kv_cache_shape(num_blocks, self.block_size, num_kv_heads, head_dim), fill, dtype=dtype)
+        shape = ops.kv_cache_shape(num_blocks, self.block_size, num_kv_heads, head_dim, dtype)
+        if dtype in LARGEST_QUANTIZED and fill != 0.0:
+            cache = torch.full(shape, 0xFF, dtype=torch.uint8).view(dtype)  # whose scales are NaN
+        else:
+            cache = torch.full(shape, fill, dtype=dtype)
         unrotated = torch.cat((torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)), dim=1)
         table = self.block_table()
         for r, length in enumerate(self.lengths):
@@ -261,10 +293,11 @@ class KVInputs:
         parts = [
             expected_attention(
                 self.q[r][length - self.num_queries[r] :],
-                self.keys[r].to(cache_dtype),
-                self.values[r].to(cache_dtype),
+                in_cache(self.keys[r], cache_dtype),
+                in_cache(self.values[r], cache_dtype),
                 self.scale,
                 self.window,
+                words=cache_dtype == torch.int8,
             )
             for r, length in enumerate(self.lengths)
         ]

@@ -37,7 +37,7 @@ class ModelRunner:
         """`masks` has what structured output allows; without it every request is free."""
         self.masks = masks
         self.kv_caches = allocate_kv_caches(
-            ops, model_config, config.num_blocks, config.block_size, getattr(torch, config.kv_cache_dtype), device
+            ops, model_config, config.num_blocks, config.block_size, config.kv_cache_dtype, device
         )
         self.forward = make_forward(model, ops, config, self.kv_caches, device)
         self.batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size, len(config.group_windows))

@@ -143,14 +143,18 @@ def test_wrong_shapes_and_dtypes_are_refused(inputs: KVInputs) -> None:
         ops.embedding(torch.tensor([1]), packed)
     with pytest.raises(ValueError, match="evenly"):
         ops.paged_attention(torch.randn(4, 5, 16), inputs.cache(ops, torch.float32), *(torch.zeros(1, 1),) * 3, 1.0, 0)
+    with pytest.raises(ValueError, match=r"kv_cache must be contiguous \(7, 2, 2, 16, 20\)"):
+        inputs.attend(ops, inputs.cache(ops, torch.float32).to(torch.int8))
+    with pytest.raises(TypeError, match="float64"):
+        inputs.attend(ops, inputs.cache(ops, torch.float32).double())
 
 
 @pytest.mark.parametrize("head_dim", [8, 40, 272])
 def test_head_sizes_beyond_the_kernels_are_refused_with_the_limit(head_dim: int) -> None:
     with pytest.raises(ValueError, match=f"multiples of 16 up to 256, not {head_dim}"):
-        CpuOps().kv_cache_shape(4, 16, 2, head_dim)
+        CpuOps().kv_cache_shape(4, 16, 2, head_dim, torch.int8)
 
 
 def test_block_sizes_that_split_a_tile_are_refused() -> None:
     with pytest.raises(ValueError, match=r"block size 24.*--block-size"):
-        CpuOps().kv_cache_shape(4, 24, 2, 64)
+        CpuOps().kv_cache_shape(4, 24, 2, 64, torch.int8)

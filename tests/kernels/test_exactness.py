@@ -18,6 +18,7 @@ FORMS = [
     QuantizedForm(8, 32, 128, False, torch.float16),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+CACHE_DTYPES = [*DTYPES, torch.int8, torch.float8_e4m3fn]
 NAN = float("nan")
 
 
@@ -65,8 +66,9 @@ def test_a_row_alone_equals_the_row_in_any_batch(native: CpuOps, dtype: torch.dt
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_thread_equals_two(native: CpuOps, dtype: torch.dtype) -> None:
     inputs = KVInputs.random([1500, 70, 3], [1, 70, 2], 4, 2, 32, dtype)
-    cache = inputs.cache(native, dtype)
-    for length, op in [*row_ops(native, dtype).values(), (1, lambda _: inputs.attend(native, cache))]:
+    caches = [inputs.cache(native, cache_dtype) for cache_dtype in (dtype, torch.int8)]
+    attentions = [(1, lambda _, cache=cache: inputs.attend(native, cache)) for cache in caches]
+    for length, op in [*row_ops(native, dtype).values(), *attentions]:
         x = torch.randn(200, length).to(dtype)
         cpu.set_num_threads(1)
         one = op(x)
@@ -85,11 +87,11 @@ def test_all_instruction_sets_give_the_same_bits(dtype: torch.dtype) -> None:
         ops = CpuOps()
         outs = [op(torch.randn(67, length).to(dtype)) for length, op in row_ops(ops, dtype).values()]
         inputs = KVInputs.random([700, 70, 3], [1, 70, 2], 6, 2, 48, dtype, window=600)
-        cache = inputs.cache(ops, dtype)
+        caches = [inputs.cache(ops, cache_dtype) for cache_dtype in (dtype, torch.int8, torch.float8_e4m3fn)]
         starts = torch.tensor([0, 30, 67], dtype=torch.int32)
         x = torch.randn(67, 3 * 2 * 48).to(dtype)
         outs += [ops.encoder_attention(x, starts, 2, 0.3), ops.mean_rows(x, starts)]
-        results.append([*outs, cache, inputs.attend(ops, cache)])
+        results.append([*outs, *caches, *(inputs.attend(ops, cache) for cache in caches)])
     cpu.set_isa(before)
     for result in results[1:]:
         assert all(same_bits(a, b) for a, b in zip(result, results[0], strict=True))
@@ -105,10 +107,13 @@ def test_weight_only_products_are_those_of_the_unpacked_matrix(native: CpuOps, f
 
 @pytest.mark.parametrize("window", [0, 50, 530])
 @pytest.mark.parametrize("group", [1, 3])
-def test_attention_in_chunks_equals_attention_at_once(native: CpuOps, window: int, group: int) -> None:
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+def test_attention_in_chunks_equals_attention_at_once(
+    native: CpuOps, window: int, group: int, cache_dtype: torch.dtype
+) -> None:
     length = 600
     whole = KVInputs.random([length], [length], 2 * group, 2, 16, torch.bfloat16, window=window)
-    cache = whole.cache(native, torch.bfloat16)
+    cache = whole.cache(native, cache_dtype)
     expected = whole.attend(native, cache)
     for chunk in (1, 7, 64, 512):
         for end in {chunk, 17 * chunk, 511, 512, 513, length}:
@@ -118,15 +123,16 @@ def test_attention_in_chunks_equals_attention_at_once(native: CpuOps, window: in
             assert same_bits(part.attend(native, cache), expected[end - chunk : end]), (chunk, end)
 
 
-def test_attention_of_a_request_does_not_depend_on_the_batch(native: CpuOps) -> None:
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_attention_of_a_request_does_not_depend_on_the_batch(native: CpuOps, cache_dtype: torch.dtype) -> None:
     batch = KVInputs.random([40, 700, 1, 64, 513], [1, 5, 1, 64, 1], 9, 3, 32, torch.bfloat16)
-    together = batch.attend(native, batch.cache(native, torch.float16))
+    together = batch.attend(native, batch.cache(native, cache_dtype))
     start = 0
     for r, (length, count) in enumerate(zip(batch.lengths, batch.num_queries, strict=True)):
         one = KVInputs(
             [length], [count], [batch.q[r]], [batch.keys[r]], [batch.values[r]], 16, batch.scale, batch.window
         )
-        assert same_bits(one.attend(native, one.cache(native, torch.float16)), together[start : start + count])
+        assert same_bits(one.attend(native, one.cache(native, cache_dtype)), together[start : start + count])
         start += count
 
 
@@ -143,16 +149,17 @@ def test_encoder_attention_and_mean_of_a_request_do_not_depend_on_the_batch(nati
 
 
 @pytest.mark.parametrize("window", [0, 100])
-def test_attention_does_not_depend_on_the_block_size(native: CpuOps, window: int) -> None:
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_attention_does_not_depend_on_the_block_size(native: CpuOps, window: int, cache_dtype: torch.dtype) -> None:
     results = []
     for block_size in (16, 32, 64):
         inputs = KVInputs.random([700, 33], [3, 33], 4, 2, 32, torch.float32, block_size=block_size, window=window)
-        results.append(inputs.attend(native, inputs.cache(native, torch.bfloat16)))
+        results.append(inputs.attend(native, inputs.cache(native, cache_dtype)))
     assert same_bits(results[0], results[1])
     assert same_bits(results[0], results[2])
 
 
-@pytest.mark.parametrize("cache_dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
 def test_blocks_fallen_out_of_the_window_are_not_read(native: CpuOps, cache_dtype: torch.dtype) -> None:
     inputs = KVInputs.random([1200], [9], 4, 2, 32, torch.float32, window=100)
     cache = inputs.cache(native, cache_dtype, fill=NAN)
@@ -166,10 +173,10 @@ def test_blocks_fallen_out_of_the_window_are_not_read(native: CpuOps, cache_dtyp
 
 @pytest.mark.parametrize("stale", [NAN, float("inf")])
 def test_what_lies_behind_a_request_in_its_last_block_is_not_read(native: CpuOps, stale: float) -> None:
-    for dtype in DTYPES:
-        inputs = KVInputs.random([1, 19, 530, 50], [1, 19, 1, 4], 6, 2, 16, dtype)
-        clean = inputs.attend(native, inputs.cache(native, dtype))
-        assert same_bits(inputs.attend(native, inputs.cache(native, dtype, fill=stale)), clean)
+    for cache_dtype in CACHE_DTYPES:
+        inputs = KVInputs.random([1, 19, 530, 50], [1, 19, 1, 4], 6, 2, 16, torch.bfloat16)
+        clean = inputs.attend(native, inputs.cache(native, cache_dtype))
+        assert same_bits(inputs.attend(native, inputs.cache(native, cache_dtype, fill=stale)), clean)
 
 
 def test_a_nan_stays_in_its_row(native: CpuOps) -> None:
@@ -193,6 +200,19 @@ def test_a_nan_token_spoils_its_own_request_from_there_on(native: CpuOps) -> Non
     assert dirty[11:40].isnan().all()
     assert same_bits(dirty[:11], clean[:11])
     assert same_bits(dirty[40:], clean[40:])
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_a_quantised_cache_cannot_hold_spoils_its_own_request_from_there_on(
+    native: CpuOps, cache_dtype: torch.dtype, bad: float
+) -> None:
+    for which in ("keys", "values"):
+        inputs = KVInputs.random([40], [40], 2, 1, 16, torch.float32)
+        getattr(inputs, which)[0][11, 0, 3] = bad
+        out = inputs.attend(native, inputs.cache(native, cache_dtype))
+        assert out[11:].isnan().all()
+        assert not out[:11].isnan().any()
 
 
 def test_the_callers_floating_point_mode_neither_matters_nor_changes(native: CpuOps) -> None:

@@ -27,6 +27,7 @@ from octavo.kernels.testing import (
 )
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+QUANTIZED_CACHES = [torch.int8, torch.float8_e4m3fn]
 FORMS = [
     QuantizedForm(bits, group, zero, has_mins, dtype)
     for bits, zeros in ((4, (0, 8)), (8, (16, 128)))
@@ -247,7 +248,7 @@ def test_rope_rotates_queries(ops: Ops, dtype: torch.dtype, cache_dtype: torch.d
     heads = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
     positions = torch.arange(num_tokens, dtype=torch.int32).flip(0)
     cos_sin = torch.randn(num_tokens, head_dim)
-    cache = torch.zeros(ops.kv_cache_shape(3, 16, num_kv_heads, head_dim), dtype=cache_dtype)
+    cache = torch.zeros(ops.kv_cache_shape(3, 16, num_kv_heads, head_dim, cache_dtype), dtype=cache_dtype)
     slots = torch.arange(num_tokens, dtype=torch.int32) + 16
     q = ops.rope_write_kv(heads.flatten(1), positions, cos_sin, cache, slots, num_heads, num_kv_heads)
     assert q.dtype == dtype
@@ -263,7 +264,7 @@ def test_rope_norms_queries_and_keys_first(ops: Ops, dtype: torch.dtype, head_di
     heads = (torch.randn(num_tokens, 1, head_dim) * 5).to(dtype)
     q_norm, cos_sin = torch.randn(head_dim), torch.randn(num_tokens, head_dim)
     positions = torch.arange(num_tokens, dtype=torch.int32)
-    cache = torch.zeros(ops.kv_cache_shape(2, 16, 1, head_dim))
+    cache = torch.zeros(ops.kv_cache_shape(2, 16, 1, head_dim, torch.float32))
     qkv = heads.repeat(1, 3, 1).flatten(1)
     q = ops.rope_write_kv(qkv, positions, cos_sin, cache, positions, 1, 1, q_norm, q_norm, 1e-6)
     normed = expected_rms_norm(heads.flatten(0, 1), q_norm, 1e-6)
@@ -288,7 +289,7 @@ def test_rope_rotates_keys_as_queries(ops: Ops) -> None:
     positions = torch.arange(num_tokens, dtype=torch.int32)
     angle = torch.outer(torch.arange(num_tokens), 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim))
     cos_sin = torch.cat((angle.cos(), angle.sin()), dim=1)
-    cache = torch.zeros(ops.kv_cache_shape(2, 32, 1, head_dim))
+    cache = torch.zeros(ops.kv_cache_shape(2, 32, 1, head_dim, torch.float32))
     q = ops.rope_write_kv(torch.cat((head, head, value), 1).flatten(1), positions, cos_sin, cache, positions, 1, 1)
     table, starts = torch.tensor([[0]], dtype=torch.int32), torch.tensor([0, num_tokens], dtype=torch.int32)
     out = ops.paged_attention(q, cache, table, starts, torch.tensor([num_tokens], dtype=torch.int32), 1.0, 0)
@@ -308,10 +309,39 @@ def test_paged_attention(ops: Ops, dtype: torch.dtype, cache_dtype: torch.dtype,
         assert_within(out, inputs.expected(cache_dtype))
 
 
+@pytest.mark.parametrize("cache_dtype", QUANTIZED_CACHES)
+@pytest.mark.parametrize("heads", [(1, 1, 16), (9, 3, 64), (5, 5, 48)])
+def test_paged_attention_over_a_quantised_cache(
+    ops: Ops, cache_dtype: torch.dtype, heads: tuple[int, int, int]
+) -> None:
+    """A request of one token gives its value as the cache has it."""
+    for dtype in DTYPES:
+        for window in (0, 7):
+            inputs = KVInputs.random([1, 33, 100, 16], [1, 9, 1, 16], *heads, dtype, window=window)
+            assert_within(inputs.attend(ops, inputs.cache(ops, cache_dtype)), inputs.expected(cache_dtype))
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, *QUANTIZED_CACHES])
+@pytest.mark.parametrize("head_dim", [80, 96, 112, 128, 192, 256])
+def test_paged_attention_of_every_head_size(ops: Ops, cache_dtype: torch.dtype, head_dim: int) -> None:
+    inputs = KVInputs.random([50, 20], [3, 1], 4, 2, head_dim, torch.bfloat16, window=33)
+    assert_within(inputs.attend(ops, inputs.cache(ops, cache_dtype)), inputs.expected(cache_dtype))
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, *QUANTIZED_CACHES])
 @pytest.mark.parametrize("window", [0, 300, 600])
-def test_paged_attention_across_partitions(ops: Ops, window: int) -> None:
+def test_paged_attention_across_partitions(ops: Ops, window: int, cache_dtype: torch.dtype) -> None:
     inputs = KVInputs.random([1100, 513, 512], [1, 3, 20], 4, 2, 16, torch.float32, block_size=32, window=window)
-    assert_within(inputs.attend(ops, inputs.cache(ops, torch.float32)), inputs.expected(torch.float32))
+    assert_within(inputs.attend(ops, inputs.cache(ops, cache_dtype)), inputs.expected(cache_dtype))
+
+
+@pytest.mark.parametrize("cache_dtype", QUANTIZED_CACHES)
+def test_keys_and_values_of_any_magnitude_are_quantised_each_by_its_own(ops: Ops, cache_dtype: torch.dtype) -> None:
+    inputs = KVInputs.random([40], [4], 2, 2, 32, torch.float32)
+    inputs.keys[0].mul_(torch.logspace(-30, 0, 40).view(-1, 1, 1))
+    inputs.values[0].mul_(torch.logspace(4, -4, 40).view(-1, 1, 1))
+    inputs.values[0][7, 1] = 0.0
+    assert_within(inputs.attend(ops, inputs.cache(ops, cache_dtype)), inputs.expected(cache_dtype))
 
 
 def test_paged_attention_with_scores_far_apart(ops: Ops) -> None:

@@ -20,11 +20,14 @@ def sequence_logits(
     token_ids: list[int],
     dtype: torch.dtype = torch.float32,
     chunk: int | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> torch.Tensor:
-    """Logits [len(token_ids), vocab_size] float32, computed `chunk` tokens at a time (default: all at once)."""
+    """Logits [len(token_ids), vocab_size] float32, computed `chunk` tokens at a time (default: all at once), with a KV
+    cache of `kv_cache_dtype` (default: as dtype)."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     num_groups = len(config.kv_groups)
-    caches = allocate_kv_caches(ops, config, num_blocks * num_groups, BLOCK_SIZE, dtype, torch.device("cpu"))
+    cache_dtype = kv_cache_dtype or str(dtype).removeprefix("torch.")
+    caches = allocate_kv_caches(ops, config, num_blocks * num_groups, BLOCK_SIZE, cache_dtype, torch.device("cpu"))
     order = torch.arange(num_blocks * num_groups, dtype=torch.int32).flip(0)  # blocks in another order than positions
     tables = order.view(num_blocks, num_groups).T.contiguous()
     logits = []
