@@ -531,7 +531,8 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     budget = _resolve_token_budget(config, facts, max_model_len, reasons)
     weights_bytes = _weights_bytes(facts, dtype, quantization)
     num_blocks = _resolve_num_blocks(config, facts, weights_bytes, kv_cache_dtype, max_model_len, budget, reasons)
-    block_bytes = kv_bytes_per_token(facts.model, kv_cache_dtype) * config.block_size
+    is_encoder = facts.model.is_encoder
+    block_bytes = 0 if is_encoder else kv_bytes_per_token(facts.model, kv_cache_dtype) * config.block_size
     num_swap_blocks = _resolve_tier(config, facts, block_bytes, pooling is not None, reasons)
     if facts.provider == "reference":
         reasons.note("attention-backend", "REFERENCE", "plain torch; the native kernels are not used")

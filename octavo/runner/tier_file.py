@@ -4,8 +4,8 @@ A layer's cache is one range of addresses: the pool's blocks in anonymous memory
 to be read only. Kernels see one array of blocks. Writes go through `pwrite`, so that a full disk is an error and not a
 signal; copies back into the pool go through `pread` for the same reason, and are checked.
 
-The file: a header page (`TierLayout`), a CRC-32 for each block over its bytes in all layers, then one region a layer. It
-has mode 0600 and no name: it is gone with the process. Version and checksums let a later release keep it.
+The file: a header page (`TierLayout`), a CRC-32 for each block over its bytes in all layers, then one region a layer.
+It has mode 0600 and no name: it is gone with the process. Version and checksums let a later release keep it.
 """
 
 import ctypes
@@ -121,6 +121,8 @@ class TierFile:
         pool_bytes, tier_bytes = self.num_pool_blocks * block_bytes, self.layout.num_blocks * block_bytes
         tier_start = _round_up(pool_bytes)
         pages = mmap.mmap(-1, tier_start + _round_up(tier_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # as `zeros_on_demand` does
+            pages.madvise(mmap.MADV_HUGEPAGE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(pages)) + tier_start
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
