@@ -40,7 +40,7 @@ FORMATS = ["float32", "bf16", "own", "own-w", "int8", "int8-w", "int4", *(name.l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Perplexity and divergence of each format.")
-    parser.add_argument("--model", default=gguf_path())
+    parser.add_argument("--model", default=default_model())
     parser.add_argument("--num-tokens", type=int, default=50_000)
     parser.add_argument("--chunk", type=int, default=512, help="tokens that are read together")
     parser.add_argument("--formats", default=",".join(FORMATS))
