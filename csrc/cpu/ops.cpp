@@ -7,6 +7,7 @@
 
 #include "isa.h"
 #include "replay.h"
+#include "sampling.h"
 #include "thread_pool.h"
 
 namespace octavo {
@@ -238,6 +239,13 @@ double seconds(Fn fn) {
 }  // namespace
 
 void encoder_attention(EncoderAttentionArgs args) { run(args, &attend_within); }
+
+// Never part of a recording: its rows' parameters differ from step to step.
+void sample_rows(SampleArgs args) {
+    OpScope scope;
+    args.sums = static_cast<double*>(scope.workspace(args.num_rows * num_sum_blocks(args.vocab_size) * sizeof(double)));
+    active_table().sample_rows(args);
+}
 
 double time_fma(int64_t num_units) {
     OpScope scope;

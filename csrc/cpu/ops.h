@@ -224,6 +224,27 @@ struct EncoderAttentionArgs {
     DType dtype;
 };
 
+enum class SampleStatus : int32_t { good = 0, not_finite = 1, nothing_left = 2 };
+
+// One row to sample: SAMPLE_ROW of octavo/kernels/sampling.py.
+struct SampleRow {
+    uint64_t seed;
+    const uint8_t* mask;  // bit t % 8 of byte t / 8: whether token t is allowed; or null
+    double top_p, min_p;
+    float temperature;  // 0: the most likely token
+    int32_t top_k;      // 0: all
+    uint32_t choice, position;
+    int32_t token_id;  // result
+    SampleStatus status;
+};
+
+struct SampleArgs {
+    float* logits;  // [num_rows, vocab_size], overwritten
+    SampleRow* rows;
+    double* sums;  // scratch, a number for each row and block
+    int64_t num_rows, vocab_size;
+};
+
 // What each instruction set provides. No function throws; all of them run inside an OpScope.
 struct OpTable {
     const char* name;
@@ -246,6 +267,7 @@ struct OpTable {
     void (*rope_write_kv)(const RopeWriteKVArgs&) noexcept;
     void (*write_kv)(const WriteKVArgs&) noexcept;
     void (*paged_attention)(const AttentionArgs&) noexcept;
+    void (*sample_rows)(const SampleArgs&) noexcept;
     void (*fma_loop)(int64_t num_units, float* sink) noexcept;
     void (*read_loop)(const void* data, int64_t num_bytes, float* sink) noexcept;
 };
@@ -281,6 +303,7 @@ void gather_rows(GatherRowsArgs args);
 void rope_write_kv(RopeWriteKVArgs args);
 void paged_attention(AttentionArgs args);
 void encoder_attention(EncoderAttentionArgs args);
+void sample_rows(SampleArgs args);
 
 // Ceilings, in seconds: num_units · kFmaSteps · 16 multiply-adds; a read of num_bytes; a fork and join of the pool.
 double time_fma(int64_t num_units);

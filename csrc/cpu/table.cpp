@@ -24,6 +24,7 @@ void gather_rows(const GatherRowsArgs&) noexcept;
 void rope_write_kv(const RopeWriteKVArgs&) noexcept;
 void write_kv(const WriteKVArgs&) noexcept;
 void paged_attention(const AttentionArgs&) noexcept;
+void sample_rows(const SampleArgs&) noexcept;
 void fma_loop(int64_t num_units, float* sink) noexcept;
 void read_loop(const void* data, int64_t num_bytes, float* sink) noexcept;
 
@@ -33,7 +34,7 @@ const OpTable table = {
     embedding_quantized,     linear_int8,   linear_weight_only, rms_norm,        add_layer_norm,
     gelu,                    mean_rows,     l2_normalize,       silu_mul,        gelu_tanh_mul,
     scale,                   gather_rows,   rope_write_kv,      write_kv,        paged_attention,
-    fma_loop,                read_loop,
+    sample_rows,             fma_loop,      read_loop,
 };
 
 }  // namespace octavo::OCTAVO_ISA

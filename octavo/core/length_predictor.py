@@ -11,7 +11,7 @@ __all__ = ["LengthPredictor", "predicted_peak"]
 EDGES = tuple(int(16 * 2 ** (step / 4)) for step in range(65))
 """Where buckets of lengths begin, the first apart, which begins at 0: four an octave, up to a million tokens."""
 PRIOR_HAZARD = 0.1
-"""Share of outputs that end in a bucket, while nothing is known: four in five are then shorter than 230 tokens."""
+"""Share of outputs that end in a bucket, while nothing is known: half are then shorter than 46 tokens."""
 WINDOW = 2048
 """Observations after which old ones count half."""
 
@@ -25,7 +25,7 @@ class LengthPredictor:
     Invariant: `_num_at_risk` never increases from bucket to bucket, and `_num_ended[b] <= _num_at_risk[b]`.
     """
 
-    def __init__(self, quantile: float = 0.8) -> None:
+    def __init__(self, quantile: float = 0.5) -> None:
         """`quantile` of the outputs that are as long as a request's already are at most as long as predicted."""
         self.quantile = quantile
         self._num_at_risk = [0.0] * (len(EDGES) + 1)
@@ -63,14 +63,15 @@ class LengthPredictor:
         return EDGES[-1]
 
 
-def predicted_peak(loads: Iterable[tuple[int, int]]) -> int:
-    """The most tokens that requests will hold together, if each, given as (tokens it holds, tokens it will still add),
-    adds one in every step and lets go of all when it is done.
+def predicted_peak(loads: Iterable[tuple[int, int, int]]) -> int:
+    """The most slots that requests will hold together, if each, given as (slots it holds, steps that it still takes,
+    slots that it adds in each), lets go of all when it is done.
 
-    The peak is at some request's end, when those that end with it or later have grown as much as it has.
+    The peak is at some request's end, when those that end with it or later have grown for as many steps.
     """
-    peak = num_held = 0
-    for num_longer, (num_tokens, num_more) in enumerate(sorted(loads, key=lambda load: -load[1]), 1):
-        num_held += num_tokens
-        peak = max(peak, num_held + num_longer * num_more)
+    peak = num_held = num_added = 0
+    for num_slots, num_steps, num_per_step in sorted(loads, key=lambda load: -load[1]):
+        num_held += num_slots
+        num_added += num_per_step
+        peak = max(peak, num_held + num_steps * num_added)
     return peak

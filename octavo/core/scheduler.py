@@ -121,9 +121,7 @@ class Scheduler:
         self._kv_capacity_tokens = config.kv_capacity_tokens
         self._requests: dict[int, Request] = {}  # waiting, running, and finished with steps in flight
         self._waiting = WaitingQueue()
-        self._running: dict[
-            int, Request
-        ] = {}  # in order of admission; by priority, those admitted in earlier steps by it
+        self._running: dict[int, Request] = {}  # in order of admission; with priorities, of urgency at the last step
         self._predictor = LengthPredictor()
         self._in_flight: dict[int, SchedulerOutput] = {}  # by step id, in order
         self._forgotten_request_ids: list[int] = []  # the runner has yet to be told
@@ -352,22 +350,30 @@ class Scheduler:
         """Whether the pool will probably hold the request and those that run until they have ended, so that none is
         preempted, apart from those that this one may preempt. What is alone always fits."""
         running, block_size = self._running.values(), self.config.block_size
-        num_groups = len(self.config.group_windows)
-        if not running or not num_groups:
+        if not running or not self.config.group_windows:
             return True
-        num_shared = self._kv.num_used(prefix) // num_groups * block_size
-        loads = [self._load(request, num_shared)]
+        loads = [self._load(request, self._kv.num_used(prefix) // len(self.config.group_windows) * block_size)]
         loads += (self._load(other, other.num_cached_tokens) for other in running if not self._yields(other, request))
-        num_own_tokens = sum(other.num_computed_tokens - other.num_cached_tokens for other in running)
-        num_used_tokens = self._kv.pool.num_used // num_groups * block_size
-        return max(num_used_tokens - num_own_tokens, 0) + predicted_peak(loads) <= self._kv_capacity_tokens
+        num_own = sum(self._num_slots(other.num_computed_tokens - other.num_cached_tokens) for other in running)
+        num_shared = max(self._kv.pool.num_used * block_size - num_own, 0)
+        return num_shared + predicted_peak(loads) <= self.config.num_blocks * block_size
 
-    def _load(self, request: Request, num_shared_tokens: int) -> tuple[int, int]:
-        """Tokens of its own that the request holds when its gap is closed, and how many it will probably add."""
-        num_output_tokens = request.num_tokens - request.num_prompt_tokens
+    def _load(self, request: Request, num_shared_tokens: int) -> tuple[int, int, int]:
+        """Slots of its own that the request holds when its gap is closed, how many tokens it will probably add, and the
+        slots that each of them takes."""
+        num_tokens, windows = request.num_tokens, self.config.group_windows
+        num_output_tokens = num_tokens - request.num_prompt_tokens
         num_more = self._predictor.predict(num_output_tokens, request.max_tokens) - num_output_tokens
-        num_unused_slots = self.config.block_size // 2  # of its last block, on average
-        return max(request.num_tokens - num_shared_tokens, 0) + num_unused_slots, max(num_more - 1, 0)
+        num_own = self._num_slots(
+            num_tokens - num_shared_tokens + self.config.block_size // 2
+        )  # half of the last block
+        num_per_token = sum(not window or num_tokens < window for window in windows)
+        return num_own, max(num_more - 1, 0), num_per_token
+
+    def _num_slots(self, num_tokens: int) -> int:
+        """Slots that so many tokens take in all groups, each of which keeps those in its window."""
+        num_tokens = max(num_tokens, 0)
+        return sum(min(num_tokens, window or num_tokens) for window in self.config.group_windows)
 
     def _announce(self, step: SchedulerOutput, request: Request) -> None:
         """Tell the runner of a request that starts, or starts anew."""

@@ -208,7 +208,7 @@ class EngineClient:
         when too much waits for it already."""
         if self._death is not None:
             raise self._death
-        self._admit([len(prompt) for prompt in prompts for _ in range(params.n)])
+        self._admit(prompts, params.n)
         generation = Generation(self, self._next_request_id, len(prompts) * params.n)
         for prompt_token_ids in prompts:
             for choice in range(params.n):
@@ -231,7 +231,7 @@ class EngineClient:
         """Queue every prompt to become an embedding, one delta each. Raises as `generate` does."""
         if self._death is not None:
             raise self._death
-        self._admit([len(prompt) for prompt in prompts])
+        self._admit(prompts)
         generation = Generation(self, self._next_request_id, len(prompts))
         for request_id, prompt_token_ids in enumerate(prompts, self._next_request_id):
             self.send(
@@ -244,9 +244,9 @@ class EngineClient:
         self._next_request_id += len(prompts)
         return generation
 
-    def _admit(self, prompt_lengths: list[int]) -> None:
+    def _admit(self, prompts: Sequence[list[int]], num_choices: int = 1) -> None:
         try:
-            self._admission.check(prompt_lengths)
+            self._admission.check(prompts, num_choices)
         except EngineBusyError as error:
             self.metrics.observe_refusal(error.reason)
             raise

@@ -6,16 +6,20 @@ to the process, not to an instance.
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from octavo.kernels import _cpu
 from octavo.kernels._cpu import isa, num_threads, set_isa, set_num_threads, supported_isas
 from octavo.kernels.ops import ATTENTION_PARTITION, QUANT_BLOCK, Ops, Weight
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
+from octavo.kernels.sampling import SAMPLE_ROW, SampleRows
 
 __all__ = ["CpuOps", "isa", "num_threads", "set_isa", "set_num_threads", "supported_isas"]
 
 assert (_cpu.ATTENTION_PARTITION, _cpu.QUANT_BLOCK) == (ATTENTION_PARTITION, QUANT_BLOCK), "csrc/cpu/ops.h disagrees"
+assert SAMPLE_ROW.itemsize == _cpu.SAMPLE_ROW_BYTES, "csrc/cpu/ops.h disagrees"
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CACHE_DTYPE_CODES = DTYPE_CODES | {torch.int8: 3, torch.float8_e4m3fn: 4}
@@ -356,3 +360,11 @@ class CpuOps(Ops):
             dtype_code(qkv.dtype),
         )
         return out
+
+    def sample_rows(self, logits: npt.NDArray[np.float32], rows: SampleRows) -> None:
+        num_rows, vocab_size = logits.shape
+        if logits.dtype != np.float32 or not logits.flags.c_contiguous:
+            raise ValueError(f"logits must be contiguous float32, not {logits.dtype} with strides {logits.strides}")
+        if rows.dtype != SAMPLE_ROW or rows.shape != (num_rows,) or not rows.flags.c_contiguous:
+            raise ValueError(f"rows must be {num_rows} contiguous SAMPLE_ROW, not {rows.shape} {rows.dtype}")
+        _cpu.sample_rows(logits.ctypes.data, rows.ctypes.data, num_rows, vocab_size)

@@ -8,14 +8,19 @@ key-value heads. T is the only dimension that varies between steps. Activations 
 ("dtype" below); the residual stream and every accumulation is float32, rounded once when an op's result is stored.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from octavo.kernels import sampling
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix, round_to_int8
 from octavo.kernels.quantized_kv import KV_SCALE_BYTES, LARGEST_QUANTIZED, cache_rows, read_rows
+from octavo.kernels.sampling import SampleRows
 
 __all__ = ["ATTENTION_PARTITION", "QUANT_BLOCK", "Ops", "Weight"]
 
@@ -126,10 +131,11 @@ class Ops:
 
     def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [T, 2·I] dtype: gelu(first half) · second half -> [T, I] dtype (GeGLU), gelu in its approximation
-        x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) / 2.
+        x · (1 + tanh(u)) / 2 = x · sigmoid(2·u), u = √(2/π) · (x + 0.044715 · x³).
         """
         gate, up = gate_up.float().chunk(2, dim=-1)
-        return (F.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+        doubled = 2 * math.sqrt(2 / math.pi) * gate * (1 + 0.044715 * gate.square())
+        return (gate * torch.sigmoid(doubled) * up).to(gate_up.dtype)
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         """x [T, H] float32 times a number that float32 holds -> [T, H] float32."""
@@ -250,3 +256,12 @@ class Ops:
             weights = torch.softmax(query @ key.transpose(1, 2) * scale, dim=-1)
             out[first:last] = (weights @ value).transpose(0, 1).reshape(last - first, -1).to(qkv.dtype)
         return out
+
+    def sample_rows(self, logits: npt.NDArray[np.float32], rows: SampleRows) -> None:
+        """Draw a token for each row of logits [S, V], which are overwritten; both are arrays of the host.
+
+        rows [S]: the parameters, and the results, which are filled in (`sampling.SAMPLE_ROW`). A row's token depends on
+        its own logits and numbers alone. Noise is Philox-4x32-10 of (seed, choice, position); providers may differ in
+        the rounding of e^x, so where the noise falls within rounding of the edge between two tokens.
+        """
+        sampling.sample_rows(logits, rows)

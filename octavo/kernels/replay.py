@@ -12,13 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from octavo.kernels._cpu import Recording
 
 __all__ = ["Arena", "Replay", "record"]
 
 Pages = npt.NDArray[np.uint8]
+FACTS = frozenset(["__get__", "data_ptr", "dim", "is_contiguous", "numel", "size", "stride"])
+VIEWS = frozenset(["__getitem__", "chunk", "contiguous", "flatten", "narrow", "reshape", "select", "split", "unbind"])
+VIEWS |= {"expand", "permute", "squeeze", "transpose", "unflatten", "unsqueeze", "view"}
+"""Of these what copies is refused all the same."""
 
 
 class Arena:
@@ -50,22 +54,34 @@ class Arena:
         return pages
 
 
-class _ResultsIn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ResultsIn(TorchFunctionMode):
     """Has ops allocate their results in an arena. Anything that torch would compute could not be replayed."""
 
     def __init__(self, arena: Arena) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.arena = arena
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.is_view:
-            return func(*args, **kwargs)
-        if func is torch.ops.aten.empty.memory_format:
-            return self.arena.empty(tuple(args[0]), kwargs["dtype"])
-        if func is torch.ops.aten.empty_like.default:
+        if func is torch.empty:
+            return self.arena.empty(args[0], kwargs["dtype"])
+        if func is torch.empty_like:
             return self.arena.empty(tuple(args[0].shape), args[0].dtype)
-        raise RuntimeError(f"{func} is torch's and can't be recorded: a captured step consists of native ops and views")
+        if func.__name__ in FACTS:
+            return func(*args, **kwargs)
+        if func.__name__ in VIEWS:
+            views = func(*args, **kwargs)
+            if all(_address(view) == _address(args[0]) for view in _tensors(views)):
+                return views
+        raise RuntimeError(f"{func.__name__} is torch's and can't be recorded: a captured step is native ops and views")
+
+
+def _tensors(value: Any) -> tuple[torch.Tensor, ...]:
+    return (value,) if isinstance(value, torch.Tensor) else tuple(value)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 class Replay:
@@ -80,13 +96,12 @@ class Replay:
         """Its ops."""
         return len(self._recording)
 
-    def __call__(self, num_rows: int, num_requests: int) -> torch.Tensor:
-        """Compute the first rows of `result`, and return them. They are overwritten by later replays in the arena.
+    def run(self, num_rows: int, num_requests: int) -> None:
+        """Compute the first rows of `result`, which hold until the next replay in the arena.
 
         Raises IndexError for an index that leads outside its tensor.
         """
         self._recording.replay(num_rows, num_requests)
-        return self.result[:num_rows]
 
 
 def record(compute: Callable[[], torch.Tensor], num_rows: int, num_requests: int, arena: Arena) -> Replay:

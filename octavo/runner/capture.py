@@ -25,8 +25,12 @@ Float32Array = npt.NDArray[np.float32]
 class Forward(Protocol):
     """The model's part of a step. What it returns holds until it is called again, and may be written over."""
 
-    def hidden_states(self, inputs: StepInputs) -> torch.Tensor:
-        """Compute the step: hidden states [T, H]."""
+    def run(self, inputs: StepInputs) -> None:
+        """Compute the step's hidden states."""
+        ...
+
+    def hidden_states(self) -> torch.Tensor:
+        """Those of the last step: [T, H]."""
         ...
 
     def logits(self, tokens: Int32Array) -> Float32Array:
@@ -54,11 +58,15 @@ class EagerForward:
         self.kv_caches = kv_caches
         self.device = device
 
-    def hidden_states(self, inputs: StepInputs) -> torch.Tensor:
+    @torch.inference_mode()
+    def run(self, inputs: StepInputs) -> None:
         self._context = step_context(self.ops, self.dtype, inputs, self.kv_caches, self.device)
         self._hidden_states = self.model(_to_device(inputs.input_ids, self.device), self._context)
+
+    def hidden_states(self) -> torch.Tensor:
         return self._hidden_states
 
+    @torch.inference_mode()
     def logits(self, tokens: Int32Array) -> Float32Array:
         model = cast(CausalLM, self.model)
         logits = model.logits(self._hidden_states, _to_device(tokens, self.device), self._context)
@@ -68,6 +76,7 @@ class EagerForward:
 
 class ReplayedForward:
     """Captured for the largest step that the configuration allows; a step's inputs are copied to where it reads them.
+    Here torch is not called between steps: the weights leave its code no place in the caches.
 
     Invariant: the recorded addresses are those of `_inputs`, of the caches, of the model's weights and of the arena.
     """
@@ -88,8 +97,9 @@ class ReplayedForward:
         if config.pooling is None:
             model, hidden_states = cast(CausalLM, eager.model), self._hidden_states.result
             self._logits = record(lambda: model.logits(hidden_states, rows, ctx), len(rows), num_requests, arena)
+            self._logits_array: Float32Array = self._logits.result.numpy()
 
-    def hidden_states(self, inputs: StepInputs) -> torch.Tensor:
+    def run(self, inputs: StepInputs) -> None:
         num_requests = len(inputs.seq_lens)
         self._num_tokens = len(inputs.input_ids)
         static = self._inputs
@@ -101,15 +111,16 @@ class ReplayedForward:
             table[:num_requests, : new_table.shape[1]] = new_table
         static.query_start[: num_requests + 1] = inputs.query_start
         static.seq_lens[: len(inputs.seq_lens)] = inputs.seq_lens
-        return self._hidden_states(self._num_tokens, num_requests)
+        self._hidden_states.run(self._num_tokens, num_requests)
+
+    def hidden_states(self) -> torch.Tensor:
+        return self._hidden_states.result[: self._num_tokens]
 
     def logits(self, tokens: Int32Array) -> Float32Array:
         num_rows = len(tokens)
-        if num_rows and tokens.max() >= self._num_tokens:
-            raise IndexError(f"logits of token {tokens.max()} in a step of {self._num_tokens}")
         self._rows[:num_rows] = tokens
-        array: Float32Array = self._logits(num_rows, 0).numpy()
-        return array
+        self._logits.run(num_rows, 0)
+        return self._logits_array[:num_rows]
 
 
 def _largest_inputs(config: ResolvedConfig) -> StepInputs:

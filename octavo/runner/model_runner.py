@@ -13,12 +13,13 @@ from octavo.checkpoint.model_config import ModelConfig
 from octavo.config import ResolvedConfig
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs, TokenMasks
 from octavo.kernels.ops import Ops
+from octavo.kernels.sampling import NOT_FINITE
 from octavo.models.loader import CausalLM
 from octavo.runner.capture import make_forward
 from octavo.runner.input_batch import InputBatch, StepInputs
 from octavo.runner.kv_cache import allocate_kv_caches
 from octavo.runner.logprobs import PromptLogprobs
-from octavo.runner.sampler import NOT_FINITE, SampledTokens, Sampler
+from octavo.runner.sampler import FAILURES, SampledTokens, Sampler
 
 __all__ = ["ModelRunner"]
 
@@ -40,24 +41,23 @@ class ModelRunner:
         )
         self.forward = make_forward(model, ops, config, self.kv_caches, device)
         self.batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size, len(config.group_windows))
-        self.sampler = Sampler(model_config.vocab_size)
+        self.sampler = Sampler(model_config.vocab_size, ops)
         self.prompt_logprobs = PromptLogprobs()
 
-    @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step. Steps are executed in the order in which they were scheduled."""
         self._update_requests(step)
         inputs = self.batch.prepare(step)
-        self.forward.hidden_states(inputs)
+        self.forward.run(inputs)
         prompt_logprobs = self.prompt_logprobs.compute(step, inputs, self.forward.logits)
-        request_ids = [step.request_ids[i] for i in inputs.sampled]
+        request_ids = [step.request_ids[i] for i in inputs.sampled.tolist()]
         sampled = self._sample(request_ids, inputs, self.forward.logits(inputs.logits_rows))
         self.batch.append(inputs, sampled.token_ids)
         return _output(request_ids, sampled, prompt_logprobs)
 
     def _sample(self, request_ids: list[int], inputs: StepInputs, logits: npt.NDArray[np.float32]) -> SampledTokens:
         """The step's second phase, with its late inputs."""
-        rows, positions = inputs.rows[inputs.sampled].tolist(), inputs.seq_lens[inputs.sampled]
+        rows, positions = inputs.rows[inputs.sampled], inputs.seq_lens[inputs.sampled]
         if self.masks is None:
             return self.sampler.sample(logits, rows, positions)
         masks, errors = self.masks.wait(request_ids)
@@ -89,7 +89,7 @@ def _output(
     request_ids: list[int], sampled: SampledTokens, prompt_logprobs: dict[int, list[TokenLogprobs]]
 ) -> ModelRunnerOutput:
     failed = {request_ids[i]: message for i, message in sampled.failed.items()}
-    failed |= dict.fromkeys((i for i, entries in prompt_logprobs.items() if _has_nan(entries)), NOT_FINITE)
+    failed |= dict.fromkeys((i for i, entries in prompt_logprobs.items() if _has_nan(entries)), FAILURES[NOT_FINITE])
     good = [i for i, request_id in enumerate(request_ids) if request_id not in failed]
     logprobs = [sampled.logprobs[i] for i in good]
     return ModelRunnerOutput(

@@ -38,8 +38,8 @@ class EncoderRunner:
         prompts = [request.prompt_token_ids for request in step.new_requests]
         assert step.num_scheduled_tokens == list(map(len, prompts))
         inputs = _whole_prompts(prompts, self.pooling.config.mode)
-        hidden_states = self.forward.hidden_states(inputs)
-        return _embeddings(step.request_ids, hidden_states, inputs, self.pooling, self.ops, self.device)
+        self.forward.run(inputs)
+        return _embeddings(step.request_ids, self.forward.hidden_states(), inputs, self.pooling, self.ops, self.device)
 
     def forget(self, request_ids: list[int]) -> None:
         """Nothing is kept."""
@@ -62,9 +62,9 @@ class DecoderPoolingRunner(ModelRunner):
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._update_requests(step)
         inputs = self.batch.prepare(step)
-        hidden_states = self.forward.hidden_states(inputs)
+        self.forward.run(inputs)
         request_ids = [step.request_ids[i] for i in inputs.sampled]
-        return _embeddings(request_ids, hidden_states, inputs, self.pooling, self.ops, self.device)
+        return _embeddings(request_ids, self.forward.hidden_states(), inputs, self.pooling, self.ops, self.device)
 
 
 def _whole_prompts(prompts: Sequence[Sequence[int]], mode: str) -> StepInputs:

@@ -2,8 +2,8 @@
 
 Every row is computed from that row alone, by operations whose order does not depend on the batch, with noise that is a
 function of (seed, choice, position). Order of the steps is vLLM's: grammar, bias and bans, penalties, temperature,
-min_p, top_k, top_p. Knows rows and positions, not requests. numpy, on the host: its sums over a row have one order,
-and are fast.
+min_p, top_k, top_p. Knows rows and positions, not requests. What every row needs is one op, `Ops.sample_rows`; what
+few rows ask for beside it is numpy, on the host.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,31 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.core.step import NewRequest, TokenLogprobs, TokenMask
+from octavo.kernels.ops import Ops
+from octavo.kernels.sampling import NOT_FINITE, NOTHING_LEFT, SAMPLE_ROW, SampleRows, forbid
 from octavo.runner.logprobs import token_logprobs
-from octavo.runner.philox import uniform
 from octavo.sampling_params import SamplingParams
 
-__all__ = ["SampledTokens", "Sampler"]
+__all__ = ["FAILURES", "SampledTokens", "Sampler"]
 
-SUM_BLOCK = 256
-"""Weights that are added up together when a row is searched for the drawn token."""
-THRESHOLDS = (1e-3, 1e-6, -1.0)
-"""Weights, the largest being 1, above which filters look for their tokens; the last takes all."""
-
-NOT_FINITE = "The model's logits are not finite: the computation overflowed or the weights are damaged."
-NOTHING_LEFT = (
-    "No token is left to sample: structured output, allowed_token_ids, bad_words, logit_bias and min_tokens rule out "
-    "all of them."
-)
+FAILURES = {
+    NOT_FINITE: "The model's logits are not finite: the computation overflowed or the weights are damaged.",
+    NOTHING_LEFT: (
+        "No token is left to sample: structured output, allowed_token_ids, bad_words, logit_bias and min_tokens rule "
+        "out all of them."
+    ),
+}
 
 NO_MASKS: Mapping[int, TokenMask] = {}
 
-BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-BIAS_OF_BYTE = np.where(BITS_OF_BYTE, np.float32(0), np.float32(-np.inf))  # [256, 8], float32
-"""What eight bits of a mask add to their tokens' logits: a table is several times as fast as a selection."""
-
 Float32Array = npt.NDArray[np.float32]
-Float64Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +42,10 @@ class SampledTokens:
 
 
 @dataclass(slots=True)
-class _Row:
-    """Sampling state of one request."""
+class _Extra:
+    """What a request asks for beyond its row of numbers: logits changed before, or read after, a token is drawn."""
 
     params: SamplingParams
-    seed: int
-    choice: int
     num_prompt_tokens: int
     bias: tuple[npt.NDArray[np.int64], Float32Array] | None  # token ids [B], values [B]
     banned: npt.NDArray[np.int64] | None  # [B]: not before min_tokens
@@ -67,93 +58,99 @@ class _Row:
 class Sampler:
     """Holds the sampling state of every request the runner knows, under the InputBatch's row numbers."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, ops: Ops) -> None:
         self.vocab_size = vocab_size
-        self._rows: dict[int, _Row] = {}
+        self._ops = ops
+        self._rows: SampleRows = np.zeros(64, SAMPLE_ROW)
+        self._extras: dict[int, _Extra] = {}
 
     def add(self, row: int, request: NewRequest) -> None:
         params = request.sampling_params
-        bias, banned, allowed, in_prompt, counts = None, None, None, None, None
-        if params.logit_bias:
-            bias = (np.array(list(params.logit_bias)), np.array(list(params.logit_bias.values()), np.float32))
-        if params.min_tokens and request.stop_token_ids:
-            banned = np.array(request.stop_token_ids)
-        if params.allowed_token_ids is not None:
-            allowed = np.array(params.allowed_token_ids)
-        output: list[int] | None = [] if params.bad_words_token_ids else None
-        if params.has_penalties:
-            counts = np.zeros(self.vocab_size, np.int32)
-            in_prompt = np.zeros(self.vocab_size, np.bool_)
-            in_prompt[request.prompt_token_ids] = True
-        num_prompt_tokens = len(request.prompt_token_ids)
-        self._rows[row] = _Row(
-            params, request.seed, request.choice, num_prompt_tokens, bias, banned, allowed, output, in_prompt, counts
-        )
+        if row >= len(self._rows):
+            self._rows = np.concatenate((self._rows, np.zeros(row, SAMPLE_ROW)))
+        one = self._rows[row]
+        one["seed"], one["choice"] = request.seed % 2**64, request.choice
+        one["temperature"] = 0.0 if params.is_greedy else params.temperature
+        one["top_k"], one["top_p"], one["min_p"] = params.top_k, params.top_p, params.min_p
+        extra = _extra(params, request, self.vocab_size)
+        if extra is not None:
+            self._extras[row] = extra
 
     def remove(self, row: int) -> None:
-        del self._rows[row]
+        self._extras.pop(row, None)
 
     def sample(
         self,
         logits: Float32Array,
-        rows: Sequence[int],
+        rows: npt.NDArray[np.intp] | Sequence[int],
         positions: npt.NDArray[np.int32],
         masks: Mapping[int, TokenMask] = NO_MASKS,
     ) -> SampledTokens:
         """logits [S, V], overwritten; rows [S]; positions [S]: of the tokens being sampled; masks of the constrained
         ones, by their place among the S."""
-        states = [self._rows[row] for row in rows]
-        token_ids = logits.argmax(axis=-1)  # the first of equals; a NaN wins and is seen
-        finite = np.isfinite(logits[np.arange(len(states)), token_ids])
-        failed = dict.fromkeys(np.flatnonzero(~finite).tolist(), NOT_FINITE)
-        raw = {i: logits[i].copy() for i, state in enumerate(states) if state.params.logprobs is not None}
-        for i, state in enumerate(states):
-            if i not in failed and _process(logits[i], state, int(positions[i]), masks.get(i)):
-                token_ids[i] = logits[i].argmax()
-                if logits[i, token_ids[i]] == -np.inf:
-                    failed[i] = NOTHING_LEFT
-        random = [i for i, state in enumerate(states) if not state.params.is_greedy and i not in failed]
-        if random:
-            self._draw(logits, [states[i] for i in random], random, positions, token_ids)
-        for i, state in enumerate(states):
-            if state.counts is not None:
-                state.counts[token_ids[i]] += 1
-            if state.output is not None:
-                state.output.append(int(token_ids[i]))
-        logprobs = [
-            token_logprobs(raw[i], int(token_ids[i]), state.params.logprobs or 0) if i in raw else None
-            for i, state in enumerate(states)
-        ]
+        rows = np.asarray(rows, dtype=np.intp)
+        drawn = self._rows[rows]
+        drawn["position"] = positions
+        failed: dict[int, str] = {}
+        extras = self._extras_of(rows.tolist()) if self._extras else {}
+        raw = {i: logits[i].copy() for i, extra in extras.items() if extra.params.logprobs is not None}
+        for i, extra in extras.items():
+            if not np.isfinite(logits[i].max()):  # a NaN wins
+                failed[i] = FAILURES[NOT_FINITE]
+            elif _process(logits[i], extra, int(positions[i]), masks.get(i)) and logits[i].max() == -np.inf:
+                failed[i] = FAILURES[NOTHING_LEFT]
+        for i, mask in masks.items():
+            drawn["mask"][i] = _address(mask, self.vocab_size)
+        self._ops.sample_rows(logits, drawn)
+        for i, status in enumerate(drawn["status"].tolist()):
+            if status:
+                failed.setdefault(i, FAILURES[status])
+        token_ids = drawn["token_id"].astype(np.int64)
+        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
+        for i, extra in extras.items():
+            token_id = int(token_ids[i])
+            if extra.counts is not None:
+                extra.counts[token_id] += 1
+            if extra.output is not None:
+                extra.output.append(token_id)
+            if i in raw:
+                logprobs[i] = token_logprobs(raw[i], token_id, extra.params.logprobs or 0)
         return SampledTokens(token_ids, logprobs, failed)
 
-    @staticmethod
-    def _draw(
-        logits: Float32Array,
-        states: Sequence[_Row],
-        rows: Sequence[int],
-        positions: npt.NDArray[np.int32],
-        token_ids: npt.NDArray[np.int64],
-    ) -> None:
-        """Replace the most likely token of these rows by one drawn at the row's own noise."""
-        noise = uniform(
-            np.array([state.seed for state in states], dtype=np.int64).astype(np.uint64),
-            np.array([state.choice for state in states], dtype=np.uint32),
-            positions[rows].astype(np.uint32),
-        )
-        for row, state, number in zip(rows, states, noise.tolist(), strict=True):
-            weights = logits[row]
-            weights -= weights[token_ids[row]]
-            weights /= np.float32(state.params.temperature)
-            np.exp(weights, out=weights)
-            token_ids[row] = _draw_filtered(weights, state.params, number)
+    def _extras_of(self, rows: list[int]) -> dict[int, _Extra]:
+        return {i: self._extras[row] for i, row in enumerate(rows) if row in self._extras}
 
 
-def _process(logits: Float32Array, state: _Row, position: int, mask: TokenMask | None) -> bool:
-    """Apply mask, bias, bans and penalties to one row [V] in place; returns whether there were any."""
+def _extra(params: SamplingParams, request: NewRequest, vocab_size: int) -> _Extra | None:
+    bias, banned, allowed, in_prompt, counts = None, None, None, None, None
+    if params.logit_bias:
+        bias = (np.array(list(params.logit_bias)), np.array(list(params.logit_bias.values()), np.float32))
+    if params.min_tokens and request.stop_token_ids:
+        banned = np.array(request.stop_token_ids)
+    if params.allowed_token_ids is not None:
+        allowed = np.array(params.allowed_token_ids)
+    output: list[int] | None = [] if params.bad_words_token_ids else None
+    if params.has_penalties:
+        counts = np.zeros(vocab_size, np.int32)
+        in_prompt = np.zeros(vocab_size, np.bool_)
+        in_prompt[request.prompt_token_ids] = True
+    parts = (bias, banned, allowed, output, in_prompt, counts)
+    if params.logprobs is None and all(part is None for part in parts):
+        return None
+    return _Extra(params, len(request.prompt_token_ids), *parts)
+
+
+def _address(mask: TokenMask, vocab_size: int) -> int:
+    """Of the mask's first byte; its owner keeps it until the token is accepted."""
+    if 8 * len(mask) < vocab_size:
+        raise IndexError(f"a mask of {8 * len(mask)} bits for a vocabulary of {vocab_size}")
+    return np.frombuffer(mask, np.uint8).ctypes.data
+
+
+def _process(logits: Float32Array, state: _Extra, position: int, mask: TokenMask | None) -> bool:
+    """Apply bias, bans and penalties to one row [V] in place; returns whether there were any. The mask is applied
+    later, since nothing here revives a token that it forbids; but bans must know what it leaves."""
     changed = False
-    if mask is not None:
-        _forbid(logits, mask)
-        changed = True
     if state.allowed is not None:
         kept = logits[state.allowed]
         logits.fill(-np.inf)
@@ -169,6 +166,8 @@ def _process(logits: Float32Array, state: _Row, position: int, mask: TokenMask |
         logits[ids] += values
         changed = True
     if state.banned is not None and position - state.num_prompt_tokens < state.params.min_tokens:
+        if mask is not None:
+            forbid(logits, np.frombuffer(mask, np.uint8))
         kept = logits[state.banned]
         logits[state.banned] = -np.inf
         if mask is not None and logits.max() == -np.inf:
@@ -178,11 +177,6 @@ def _process(logits: Float32Array, state: _Row, position: int, mask: TokenMask |
         _penalise(logits, state.params, state.counts, state.in_prompt)
         changed = True
     return changed
-
-
-def _forbid(logits: Float32Array, mask: TokenMask) -> None:
-    """Rule out what the mask does not allow, in one row [V]."""
-    logits += BIAS_OF_BYTE.take(np.frombuffer(mask, np.uint8), axis=0).reshape(-1)[: len(logits)]
 
 
 def _penalise(
@@ -195,53 +189,3 @@ def _penalise(
     if params.frequency_penalty or params.presence_penalty:
         seen = np.flatnonzero(counts)
         logits[seen] -= np.float32(params.frequency_penalty) * counts[seen] + np.float32(params.presence_penalty)
-
-
-def _draw_filtered(weights: Float32Array, params: SamplingParams, noise: float) -> int:
-    """A token of one row of weights [V], the largest being 1, among those that min_p, top_k and top_p leave."""
-    if params.top_k <= 0 and params.top_p == 1.0 and params.min_p == 0.0:
-        return _draw_any(weights, noise)
-    for threshold in THRESHOLDS:
-        ids = np.flatnonzero(weights > threshold)
-        order = np.argsort(-weights[ids], kind="stable")  # the lower id first among equals
-        sorted_weights = weights[ids[order]].astype(np.float64)
-        num_kept = int(np.count_nonzero(sorted_weights >= params.min_p))
-        if params.top_k > 0:
-            num_kept = min(num_kept, params.top_k)
-        cumulative = sorted_weights[:num_kept].cumsum()
-        total = cumulative[-1]
-        # Whether every token that min_p and top_k leave is at hand, so that `total` is theirs.
-        is_whole = threshold < 0 or params.min_p > threshold or 0 < params.top_k <= len(ids)
-        if not is_whole:
-            if params.top_k > 0 or params.min_p > 0:
-                continue
-            total = float(_block_sums(weights).sum())
-            if cumulative[-1] < params.top_p * total:
-                continue
-        nucleus = min(int(np.searchsorted(cumulative, params.top_p * total)) + 1, num_kept)
-        return int(ids[order[_invert(cumulative[:nucleus], noise)]])
-    raise AssertionError("the last threshold takes every token")
-
-
-def _draw_any(weights: Float32Array, noise: float) -> int:
-    """A token of the whole row: first the block it lies in, then its place there."""
-    sums = _block_sums(weights).cumsum()
-    target = noise * sums[-1]
-    block = _invert(sums, noise)
-    inside = weights[block * SUM_BLOCK : (block + 1) * SUM_BLOCK].astype(np.float64).cumsum()
-    target -= sums[block - 1] if block else 0.0
-    return block * SUM_BLOCK + _invert(inside, min(max(target / inside[-1], 0.0), 1.0))
-
-
-def _block_sums(weights: Float32Array) -> Float64Array:
-    """Sums of SUM_BLOCK weights each, the last one shorter."""
-    num_whole = len(weights) // SUM_BLOCK * SUM_BLOCK
-    sums = weights[:num_whole].reshape(-1, SUM_BLOCK).sum(axis=1).astype(np.float64)
-    return sums if num_whole == len(weights) else np.append(sums, weights[num_whole:].sum(dtype=np.float64))
-
-
-def _invert(cumulative: Float64Array, noise: float) -> int:
-    """The first index whose cumulative sum exceeds `noise` times the total; never one of weight 0."""
-    total = cumulative[-1]
-    index = int(np.searchsorted(cumulative, noise * total, side="right"))
-    return min(index, int(np.searchsorted(cumulative, total)))  # rounding must not lead beyond the last with a weight

@@ -1,5 +1,6 @@
 """Hugging Face folders mean what transformers takes them to mean; what is wrong with one is named."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config
+from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config
 
 from octavo.checkpoint.folder import FolderCheckpoint
 from octavo.checkpoint.hf_config import parse_config
@@ -115,6 +116,53 @@ def test_rotary_keys_from_before_transformers_5_are_read(
     assert {name: getattr(rope, name) for name in expected} == expected
 
 
+GEMMA = {**SIZES, "model_type": "gemma3_text", "num_hidden_layers": 7, "num_key_value_heads": 2}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": LINEAR, "sliding_window_pattern": 3},
+        {"rope_scaling": None, "query_pre_attn_scalar": 168, "sliding_window": 512, "attention_bias": True},
+        {
+            "rope_parameters": {
+                "full_attention": {**LINEAR, "rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+            }
+        },
+    ],
+)
+def test_gemma_3_means_what_transformers_says(tmp_path: Path, keys: dict[str, Any]) -> None:
+    config, reference = parse(tmp_path, GEMMA | keys), Gemma3TextConfig(**copy.deepcopy(GEMMA | keys))
+    for field in ["head_dim", "rms_norm_eps", "tie_word_embeddings", "attention_bias"]:
+        assert getattr(config, field) == getattr(reference, field), field
+    assert config.hidden_act == reference.hidden_activation
+    assert config.attention_scale == reference.query_pre_attn_scalar**-0.5
+    assert config.rms_norm_offset == 1.0
+    assert config.sliding_windows == expected_windows(reference)
+    assert reference.rope_parameters is not None
+    for layer_type, rope in (("full_attention", config.rope), ("sliding_attention", config.local_rope)):
+        for key, value in reference.rope_parameters[layer_type].items():
+            assert getattr(rope, key) == value, (layer_type, key)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is set"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is set"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters is not one object for each type of layer"),
+        ({"hidden_activation": "silu"}, "activation 'silu' is not supported; gelu_pytorch_tanh is"),
+    ],
+)
+def test_what_gemma_3_does_not_have_is_named(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse(tmp_path, GEMMA | keys)
+
+
 def test_defaults_of_absent_keys_are_those_of_transformers(tmp_path: Path) -> None:
     mistral = parse(tmp_path, OLD | {"model_type": "mistral", "num_attention_heads": 8})
     reference = MistralConfig(**(SIZES | {"num_attention_heads": 8}))
@@ -159,7 +207,7 @@ def test_what_cannot_be_right_in_config_json_is_named(tmp_path: Path, keys: dict
 
 def test_an_unknown_model_type_is_named_with_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(
-        UnknownArchitectureError, match="'gpt_neox' is not supported; known: bert, llama, mistral, qwen2"
+        UnknownArchitectureError, match="'gpt_neox' is not supported; known: bert, gemma3_text, llama, mistral, qwen2"
     ):
         parse(tmp_path, OLD | {"model_type": "gpt_neox"})
 

@@ -9,6 +9,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 from math import exp, log
+from typing import Any
 
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
@@ -109,7 +110,7 @@ def peak_blocks(requests: list[Request]) -> int:
     return sum(needs[-MAX_NUM_SEQS:])
 
 
-def soak(num_requests: int, num_steps_in_flight: int = 1, seed: int = 0, **options: str) -> Scheduler:
+def soak(num_requests: int, num_steps_in_flight: int = 1, seed: int = 0, **options: Any) -> Scheduler:
     """Serve the requests with a pool of a fifth of the peak need; a tenth of them are aborted at some moment. Every
     invariant is checked after every step, every output at its end."""
     draw, requests = random.Random(seed), make_requests(num_requests, seed)
@@ -119,7 +120,7 @@ def soak(num_requests: int, num_steps_in_flight: int = 1, seed: int = 0, **optio
         max_num_batched_tokens=2048,
         num_blocks=num_blocks,
         block_size=BLOCK,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     scheduler, executor = Scheduler(config), StampExecutor(num_blocks)
     arriving = deque(requests)

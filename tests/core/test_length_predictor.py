@@ -63,8 +63,8 @@ def test_any_length_has_a_bucket() -> None:
 def test_the_peak_is_that_of_a_simulation() -> None:
     draw = random.Random(2)
     for _ in range(200):
-        loads = [(draw.randrange(50), draw.randrange(20)) for _ in range(draw.randrange(12))]
+        loads = [(draw.randrange(50), draw.randrange(20), draw.randrange(3)) for _ in range(draw.randrange(12))]
         simulated = 0
         for step in range(20):
-            simulated = max(simulated, sum(held + step for held, more in loads if more >= step))
+            simulated = max(simulated, sum(held + step * rate for held, more, rate in loads if more >= step))
         assert predicted_peak(loads) == simulated

@@ -375,6 +375,33 @@ def test_a_request_that_fills_the_pool_alone_completes_beside_others() -> None:
     driver.check_all_exact()
 
 
+@in_flight
+def test_no_more_are_admitted_than_will_probably_fit_to_their_end(num_steps_in_flight: int) -> None:
+    driver = SchedulerDriver(
+        num_steps_in_flight=num_steps_in_flight, num_blocks=16, block_size=BLOCK, admission_policy="predicted"
+    )
+    for index in range(6):
+        driver.add(prompt(8, index), max_tokens=20, seed=index)  # seven blocks in the end
+    driver.step()
+    assert driver.scheduler.stats().num_running == 2
+    driver.run()
+    assert driver.scheduler.stats().num_preemptions == 0
+    driver.check_all_exact()
+
+
+def test_short_outputs_let_more_be_admitted() -> None:
+    driver = SchedulerDriver(num_blocks=16, block_size=BLOCK, max_num_batched_tokens=64, admission_policy="predicted")
+    for index in range(40):
+        end = naive_output(driver.add(prompt(4, index), max_tokens=1))[0]
+        driver.scheduler.abort(index * 2)
+        driver.add(prompt(4, index), max_tokens=50, stop=(end,))
+        driver.run()
+    for index in range(3):
+        driver.add(prompt(8, index), max_tokens=50)
+    driver.step()
+    assert driver.scheduler.stats().num_running == 2
+
+
 # ---- failures
 
 

@@ -13,7 +13,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprob
 SHARED = [2 + 7 * i % 380 for i in range(6 * BLOCK)]
 
 
-@pytest.fixture(scope="module", params=[("llama", "bfloat16"), ("mistral", "float32"), ("qwen2", "float16")])
+@pytest.fixture(scope="module", params=[("llama", "bfloat16"), ("mistral", "float32"), ("gemma3", "float16")])
 def folder_and_dtype(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     family, dtype = request.param
     return make_folder(tmp_path_factory.mktemp("prefix"), family), dtype

@@ -82,7 +82,7 @@ def test_a_cached_prompt_is_computed_all_the_same(folder: Path, expected: tuple[
 
 def test_preemption_while_the_prompt_is_read_repeats_and_loses_none(folder: Path, expected: tuple[Any, ...]) -> None:
     block_bytes = 16 * 3 * 2 * 2 * 16 * 4
-    llm = load(folder, max_num_batched_tokens=8, kv_cache_memory_bytes=14 * block_bytes)
+    llm = load(folder, max_num_batched_tokens=8, kv_cache_memory_bytes=14 * block_bytes, admission_policy="greedy")
     assert llm.info.num_blocks == 14
     # The first request's sixth block is taken from the second, of whose ten the last is half full.
     assert bits(llm, PROMPT[:60], PROMPT)[1] == expected
@@ -120,8 +120,8 @@ class Watched:
 
 
 def test_logits_in_memory_are_bounded_however_long_the_prompt(folder: Path) -> None:
-    llm = load(folder, max_num_batched_tokens=512)
-    runner = llm.engine.executor._runner  # type: ignore[attr-defined]
+    llm = load(folder, max_num_batched_tokens=512, enforce_eager=True)
+    runner = llm.engine.executor._runner.forward  # type: ignore[attr-defined]
     runner.model = Watched(runner.model)
     bits(llm, PROMPT * 3)
     assert runner.model.most_rows <= 64
@@ -134,8 +134,8 @@ def test_a_nan_in_the_prompt_fails_the_request(folder: Path) -> None:
             logits[rows == 7] = float("inf")
             return logits
 
-    llm = load(folder, max_num_batched_tokens=512)
-    runner = llm.engine.executor._runner  # type: ignore[attr-defined]
+    llm = load(folder, max_num_batched_tokens=512, enforce_eager=True)
+    runner = llm.engine.executor._runner.forward  # type: ignore[attr-defined]
     runner.model = Poisoned(runner.model)
     with pytest.raises(RequestFailedError, match="not finite"):
         bits(llm, PROMPT)

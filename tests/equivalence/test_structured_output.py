@@ -14,7 +14,12 @@ from tests.tiny_models import make_folder
 
 NUM_SCHEMAS = 200
 NUM_COMPLETED = 180
-FEW_BLOCKS = {"kv_cache_memory_bytes": 500_000, "max_model_len": 256, "max_num_seqs": 32}
+FEW_BLOCKS = {
+    "kv_cache_memory_bytes": 500_000,
+    "max_model_len": 256,
+    "max_num_seqs": 32,
+    "admission_policy": "greedy",
+}
 PROMPT = [5, 6, 7]
 OBJECT = {
     "type": "object",

@@ -8,15 +8,28 @@ import numpy.typing as npt
 import pytest
 
 from octavo.core.step import NewRequest
-from octavo.runner.philox import uniform
+from octavo.kernels.ops import Ops
+from octavo.kernels.philox import uniform
+from octavo.kernels.provider import ProviderName, resolve_ops
 from octavo.runner.sampler import Sampler
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 3000  # more than the sampler's candidates, so that both of its paths are taken
 
 
+@pytest.fixture(autouse=True, params=["reference", "cpu"])
+def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is of both: `_sampler` makes samplers over it."""
+    name: ProviderName = request.param
+    monkeypatch.setattr(Provider, "ops", resolve_ops(name))
+
+
+class Provider:
+    ops = Ops()
+
+
 def _sampler(params: list[SamplingParams], prompt: list[int] | None = None, stop: tuple[int, ...] = ()) -> Sampler:
-    sampler = Sampler(VOCAB)
+    sampler = Sampler(VOCAB, Provider.ops)
     for row, one in enumerate(params):
         sampler.add(row, NewRequest(row, prompt or [1, 2, 3], one, seed=100 + row, stop_token_ids=stop))
     return sampler

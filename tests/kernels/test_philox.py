@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from octavo.runner.philox import philox, uniform
+from octavo.kernels.philox import philox, uniform
 
 # Known answers published with Random123 (philox4x32, 10 rounds).
 KNOWN = [
