@@ -76,6 +76,8 @@ class ModelRunner:
         if self.masks is None:
             return self.sampler.sample(logits, rows, positions)
         masks, errors = self.masks.wait(request_ids)
+        if not masks:
+            return self.sampler.sample(logits, rows, positions)
         by_place = {i: masks[request_id] for i, request_id in enumerate(request_ids) if request_id in masks}
         sampled = self.sampler.sample(logits, rows, positions, by_place)
         sampled.failed.update((i, errors[r]) for i, r in enumerate(request_ids) if r in errors)
@@ -106,10 +108,10 @@ def _output(
     failed = {request_ids[i]: message for i, message in sampled.failed.items()}
     failed |= dict.fromkeys((i for i, entries in prompt_logprobs.items() if _has_nan(entries)), FAILURES[NOT_FINITE])
     good = [i for i, request_id in enumerate(request_ids) if request_id not in failed]
-    logprobs = [sampled.logprobs[i] for i in good]
+    token_ids, logprobs = sampled.token_ids.tolist(), [sampled.logprobs[i] for i in good]
     return ModelRunnerOutput(
         request_ids=[request_ids[i] for i in good],
-        sampled_token_ids=[[token_id] for token_id in sampled.token_ids[good].tolist()],
+        sampled_token_ids=[[token_ids[i]] for i in good],
         logprobs=[None if entry is None else [entry] for entry in logprobs],
         failed=failed,
         prompt_logprobs={i: entries for i, entries in prompt_logprobs.items() if i not in failed},
