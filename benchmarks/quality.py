@@ -35,12 +35,12 @@ from octavo.runner.kv_cache import allocate_kv_caches
 from octavo.text.tokenizer import load_tokenizer
 
 MADE = [name for name in QUANTIZED_TYPES if not name.endswith("_K")]  # the gguf package quantises to these
-FORMATS = ["float32", "bf16", "own", "own-w", "int8", "int8-w", "int4", *(name.lower() for name in MADE)]
+FORMATS = ["float32", "bf16", "own", "own-w", "int8", "int4", *(name.lower() for name in MADE)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Perplexity and divergence of each format.")
-    parser.add_argument("--model", default=gguf_path())
+    parser.add_argument("--model", default=default_model())
     parser.add_argument("--num-tokens", type=int, default=50_000)
     parser.add_argument("--chunk", type=int, default=512, help="tokens that are read together")
     parser.add_argument("--formats", default=",".join(FORMATS))
@@ -56,11 +56,11 @@ def main() -> None:
     start = time.perf_counter()
     models = {name: make_model(name, checkpoint, ops, args.chunk) for name in formats}
     for number, chunk in enumerate(chunks):
-        exact = None
+        targets, exact = torch.tensor(chunk[1:]), None
         for name, (model, dtype) in models.items():
-            log_p = torch.log_softmax(chunk_logits(model, ops, checkpoint, chunk, dtype)[:-1], dim=-1)
-            exact = log_p if exact is None else exact
-            scores[name].add(log_p, exact, torch.tensor(chunk[1:]))
+            logits = chunk_logits(model, ops, checkpoint, chunk, dtype)[:-1]
+            exact = exact or Exact(logits)
+            scores[name].add(logits, exact, targets)
         print(f"\r{number + 1} of {len(chunks)} chunks, {time.perf_counter() - start:.0f} s", end="", flush=True)
     print(f"\n\n{sum(map(len, chunks))} tokens in chunks of {args.chunk}\n")
     print("| format | perplexity | to bf16 | mean KL to float32 | greedy agreement |\n|---|---|---|---|---|")
@@ -87,6 +87,16 @@ def read_chunks(token_ids: list[int], num_tokens: int, size: int) -> list[list[i
     return [token_ids[first : first + size] for first in range(0, num_tokens, size)]
 
 
+class Exact:
+    """What float32 predicts, of logits [T, vocab_size]."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        log_p = torch.log_softmax(logits, dim=-1)
+        self.p = log_p.exp()
+        self.entropy = -float(torch.linalg.vecdot(self.p, log_p).double().sum())
+        self.best = logits.argmax(dim=-1)
+
+
 @dataclass(slots=True)
 class Score:
     """Sums over predicted tokens."""
@@ -96,12 +106,14 @@ class Score:
     divergence: float = 0.0
     agreed: int = 0
 
-    def add(self, log_p: torch.Tensor, exact: torch.Tensor, targets: torch.Tensor) -> None:
-        """log_p, exact [T, vocab_size]; targets [T]"""
+    def add(self, logits: torch.Tensor, exact: Exact, targets: torch.Tensor) -> None:
+        """logits [T, vocab_size], targets [T]"""
+        norm = torch.logsumexp(logits, dim=-1)
         self.num_tokens += len(targets)
-        self.loss -= float(log_p.gather(1, targets.unsqueeze(1)).double().sum())
-        self.divergence += float((exact.exp() * (exact - log_p)).sum(dim=1).double().sum())
-        self.agreed += int((log_p.argmax(dim=1) == exact.argmax(dim=1)).sum())
+        self.loss += float((norm - logits.gather(1, targets.unsqueeze(1)).squeeze(1)).double().sum())
+        cross_entropy = torch.linalg.vecdot(exact.p, norm.unsqueeze(1) - logits).double().sum()
+        self.divergence += float(cross_entropy) - exact.entropy
+        self.agreed += int((logits.argmax(dim=-1) == exact.best).sum())
 
     @property
     def perplexity(self) -> float:
@@ -148,21 +160,27 @@ def chunk_logits(
     model: CausalLM, ops: Ops, checkpoint: Checkpoint, token_ids: list[int], dtype: torch.dtype
 ) -> torch.Tensor:
     """[len(token_ids), vocab_size] float32, in one step."""
-    count, block_size = len(token_ids), 16
-    num_blocks, num_groups = -(-count // block_size), len(checkpoint.config.kv_groups)
-    tables = torch.arange(num_groups * num_blocks, dtype=torch.int32).view(num_groups, 1, num_blocks)
+    count, block_size, num_groups = len(token_ids), 16, len(checkpoint.config.kv_groups)
+    num_blocks = -(-count // block_size)
     positions = torch.arange(count, dtype=torch.int32)
+    tables = torch.arange(num_blocks * num_groups, dtype=torch.int32).view(num_groups, 1, num_blocks)
+    caches = allocate_kv_caches(
+        ops,
+        checkpoint.config,
+        num_blocks * num_groups,
+        block_size,
+        str(dtype).removeprefix("torch."),
+        torch.device("cpu"),
+    )
     ctx = StepContext(
         ops=ops,
         dtype=dtype,
         positions=positions,
-        slot_mappings=tuple(positions + table[0, 0] * block_size for table in tables),
+        slot_mappings=tuple(positions + group * num_blocks * block_size for group in range(num_groups)),
         block_tables=tuple(tables),
         query_start=torch.tensor([0, count], dtype=torch.int32),
         seq_lens=torch.tensor([count], dtype=torch.int32),
-        kv_caches=allocate_kv_caches(
-            ops, checkpoint.config, num_groups * num_blocks, block_size, dtype, torch.device("cpu")
-        ),
+        kv_caches=caches,
     )
     with torch.inference_mode():
         return model.logits(model(torch.tensor(token_ids, dtype=torch.int32), ctx), positions, ctx)

@@ -13,6 +13,7 @@ from octavo.checkpoint.model_config import ModelConfig, PoolingConfig
 from octavo.core.eviction import EvictionPolicyName
 from octavo.core.kv_groups import capacity_tokens, most_blocks
 from octavo.core.scheduler import AdmissionPolicy, SchedulingPolicy
+from octavo.core.swap_cost import PreemptionMode
 from octavo.errors import ConfigError
 from octavo.text.reasoning import REASONING_FORMATS
 from octavo.text.tool_calls import TOOL_FORMATS
@@ -121,6 +122,21 @@ class EngineConfig:
         None, "Share of the free memory that weights and KV pool may take (on the CPU too: of the container's memory)."
     )
     kv_cache_memory_bytes: int | None = option(None, "Size of the KV pool in bytes; suffixes K, M, G are understood.")
+    swap_space: float = option(
+        0.0,
+        "GiB of a second tier of KV blocks: for preempted requests, evicted prefixes, sequences longer than the pool.",
+    )
+    num_swap_blocks: int | None = option(
+        None, "The same in blocks; where both are given the smaller wins.", metavar="NUM_SWAP_BLOCKS"
+    )
+    kv_cache_dir: str | None = option(
+        None, "Folder for the file that holds the tier on the CPU; default: the one for temporary files."
+    )
+    preemption_mode: str = option(
+        "auto",
+        "What becomes of a preempted request's KV: it is recomputed, or swapped to the tier; auto: what costs less.",
+        choices=("auto", "recompute", "swap"),
+    )
     enforce_eager: bool = option(False, "Run each step op by op instead of replaying a captured one.")
     attention_backend: str = option(
         "auto", "Which kernels compute: auto, CPU, or REFERENCE (plain torch).", choices=("auto", "CPU", "REFERENCE")
@@ -146,6 +162,8 @@ class EngineConfig:
         _check_range(self, "max_num_batched_tokens", 1)
         _check_range(self, "kv_cache_memory_bytes", 1)
         _check_range(self, "num_threads", 1)
+        _check_range(self, "swap_space", 0)
+        _check_range(self, "num_swap_blocks", 0)
         _check_range(self, "gpu_memory_utilization", 0.01, 1.0)
         if self.block_size < 16 or self.block_size % 16:
             raise ConfigError(f"--block-size must be a positive multiple of 16, got {self.block_size}.")
@@ -225,6 +243,10 @@ class Facts:
     free_memory_bytes: int
     """What the container can still take: the smaller of its limit less its use, and the machine's free memory."""
     num_parameters: int
+    temporary_dir: str = ""
+    """Folder for temporary files."""
+    free_disk_bytes: int = 0
+    """Of the folder that the tier's file goes to."""
     flops_per_s: float
     """Measured on a matrix product of the model's hidden size, in operations (multiplications and additions)."""
     packed_bytes: int | None = None
@@ -248,6 +270,14 @@ class ResolvedConfig:
     num_blocks: int
     group_windows: tuple[int, ...] = (0,)
     """The window of each group of layers that share a block table, 0 for none; encoders have no groups."""
+    num_swap_blocks: int = 0
+    """Blocks of the second tier."""
+    block_bytes: int = 0
+    """Of a KV block in all layers of a group."""
+    kv_cache_dir: str = ""
+    preemption_mode: PreemptionMode = "auto"
+    prefill_tokens_per_s: float = 1.0
+    """As measured on a matrix product."""
     enable_prefix_caching: bool
     kv_eviction_policy: EvictionPolicyName = "lru"
     scheduling_policy: SchedulingPolicy = "fcfs"
@@ -266,10 +296,11 @@ class ResolvedConfig:
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """Tokens that one request can have computed at once."""
+        """Tokens that one request can have computed at once, in pool and, where no group has a window, tier."""
         if not self.group_windows:
             return self.max_num_batched_tokens
-        return capacity_tokens(self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens)
+        num_blocks = self.num_blocks + (0 if any(self.group_windows) else self.num_swap_blocks)
+        return capacity_tokens(self.group_windows, num_blocks, self.block_size, self.max_num_batched_tokens)
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str) -> int:
@@ -454,6 +485,26 @@ def _resolve_num_blocks(
     return pool_bytes // block_bytes
 
 
+def _resolve_tier(config: EngineConfig, facts: Facts, block_bytes: int, is_pooling: bool, reasons: _Reasons) -> int:
+    """Blocks of the tier. Raises ConfigError where it can't be of use, or the disk has no room."""
+    sizes = [int(config.swap_space * 2**30) // block_bytes] if config.swap_space and block_bytes else []
+    sizes += [config.num_swap_blocks] if config.num_swap_blocks is not None else []
+    num_blocks = min(sizes, default=0)
+    if not num_blocks:
+        if config.preemption_mode == "swap":
+            raise ConfigError("--preemption-mode swap has nowhere to swap to. Set --swap-space or --num-swap-blocks.")
+        return 0
+    if is_pooling:
+        raise ConfigError("--swap-space and --num-swap-blocks are of no use with --runner pooling. Leave them out.")
+    if num_blocks * block_bytes > facts.free_disk_bytes:
+        raise ConfigError(
+            f"The tier of {_gib(num_blocks * block_bytes)} does not fit into the {_gib(facts.free_disk_bytes)} free in "
+            "its folder. Lower --swap-space or --num-swap-blocks, or choose another --kv-cache-dir."
+        )
+    reasons.note("num-swap-blocks", num_blocks, f"{_gib(num_blocks * block_bytes)} in blocks of {block_bytes} bytes")
+    return num_blocks
+
+
 def _resolve_sampling_defaults(config: EngineConfig, facts: Facts, reasons: _Reasons) -> dict[str, int | float]:
     defaults = resolve_sampling_defaults(
         facts.model.sampling_defaults, config.generation_config, config.override_generation_config
@@ -480,6 +531,9 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
     budget = _resolve_token_budget(config, facts, max_model_len, reasons)
     weights_bytes = _weights_bytes(facts, dtype, quantization)
     num_blocks = _resolve_num_blocks(config, facts, weights_bytes, kv_cache_dtype, max_model_len, budget, reasons)
+    is_encoder = facts.model.is_encoder
+    block_bytes = 0 if is_encoder else kv_bytes_per_token(facts.model, kv_cache_dtype) * config.block_size
+    num_swap_blocks = _resolve_tier(config, facts, block_bytes, pooling is not None, reasons)
     if facts.provider == "reference":
         reasons.note("attention-backend", "REFERENCE", "plain torch; the native kernels are not used")
     return ResolvedConfig(
@@ -493,6 +547,11 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         block_size=config.block_size,
         num_blocks=num_blocks,
         group_windows=tuple(group.window for group in facts.model.kv_groups),
+        num_swap_blocks=num_swap_blocks,
+        block_bytes=block_bytes,
+        kv_cache_dir=config.kv_cache_dir or facts.temporary_dir,
+        preemption_mode=cast(PreemptionMode, config.preemption_mode),
+        prefill_tokens_per_s=facts.flops_per_s / (2 * facts.num_parameters),
         enable_prefix_caching=config.enable_prefix_caching and not facts.model.is_encoder,
         kv_eviction_policy=cast(EvictionPolicyName, config.kv_eviction_policy),
         scheduling_policy=cast(SchedulingPolicy, config.scheduling_policy),

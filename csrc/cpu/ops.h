@@ -14,7 +14,7 @@ constexpr int64_t kLanes = 16;
 // Most rows of x in one register tile of `linear`.
 constexpr int64_t kMaxTileRows = 8;
 // Likewise where activations are quantised.
-constexpr int64_t kMaxInt8Rows = 12;
+constexpr int64_t kMaxInt8Rows = 6;
 constexpr int64_t kMaxHeadDim = 256;
 // Rows (query heads of one key-value head) that one unit of attention works on.
 constexpr int64_t kAttentionRows = 8;

@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kRowBlock = kInt8Rows * ((64 + kInt8Rows - 1) / kInt8Rows);
 // Panels of a unit of work.
 constexpr int64_t kUnitPanels = 4;
+static_assert(kUnitPanels % kInt8Panels == 0);
 
 template <class F>
 void pack_panel(const PackQuantizedArgs& a, int64_t panel) {
@@ -116,45 +117,67 @@ OCTAVO_INLINE void quantize_rows(const LinearQuantizedArgs& a) {
     });
 }
 
-// R rows times a panel, in registers.
-template <int R, class F>
+// R rows times P panels, in registers.
+template <int R, int P, class F>
 void tile(const LinearQuantizedArgs& a, int64_t row, int64_t panel) {
-    const int64_t num_blocks = quant_blocks(a.num_cols);
-    const uint8_t* w = static_cast<const uint8_t*>(a.packed) + panel * num_blocks * F::kBlockBytes;
+    const int64_t num_blocks = quant_blocks(a.num_cols), stride = num_blocks * F::kBlockBytes;
+    const uint8_t* w = static_cast<const uint8_t*>(a.packed) + panel * stride;
     const QuantizedInput* x = quantized_row(a, row);
-    Vec sum[R];
-    for (int r = 0; r < R; ++r) sum[r] = set1(0.0f);
+    Vec sum[R][P];
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) sum[r][p] = set1(0.0f);
     for (int64_t b = 0; b < num_blocks; ++b, w += F::kBlockBytes, x += kInt8Rows) {
         OCTAVO_UNROLL
         for (int g = 0; g < F::kGroups; ++g) {
-            IntVec dot[R];
+            IntVec dot[R][P];
             OCTAVO_UNROLL
-            for (int r = 0; r < R; ++r) dot[r] = int_set1(x[r].start[g]);
+            for (int r = 0; r < R; ++r) {
+                OCTAVO_UNROLL
+                for (int p = 0; p < P; ++p) dot[r][p] = int_set1(x[r].start[g]);
+            }
             OCTAVO_UNROLL
             for (int quad = g * F::kGroup / 4; quad < (g + 1) * F::kGroup / 4; ++quad) {
-                const IntVec weight = load_quad<F>(w, quad);
+                IntVec weight[P];
                 OCTAVO_UNROLL
-                for (int r = 0; r < R; ++r) dot[r] = dot4(dot[r], weight, int_broadcast(x[r].values + quad * 4));
+                for (int p = 0; p < P; ++p) weight[p] = load_quad<F>(w + p * stride, quad);
+                OCTAVO_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    const IntVec values = int_broadcast(x[r].values + quad * 4);
+                    OCTAVO_UNROLL
+                    for (int p = 0; p < P; ++p) dot[r][p] = dot4(dot[r][p], weight[p], values);
+                }
             }
-            const Vec scale = load(scales_of<F>(w, g));
             OCTAVO_UNROLL
-            for (int r = 0; r < R; ++r) sum[r] = fma(to_float(dot[r]), mul(scale, set1(x[r].scale)), sum[r]);
-            if constexpr (F::kMins) {
-                const Vec min = load(mins_of<F>(w, g));
+            for (int p = 0; p < P; ++p) {
+                const Vec scale = load(scales_of<F>(w + p * stride, g));
                 OCTAVO_UNROLL
-                for (int r = 0; r < R; ++r) sum[r] = fma(min, set1(x[r].offset[g]), sum[r]);
+                for (int r = 0; r < R; ++r)
+                    sum[r][p] = fma(to_float(dot[r][p]), mul(scale, set1(x[r].scale)), sum[r][p]);
+                if constexpr (F::kMins) {
+                    const Vec min = load(mins_of<F>(w + p * stride, g));
+                    OCTAVO_UNROLL
+                    for (int r = 0; r < R; ++r) sum[r][p] = fma(min, set1(x[r].offset[g]), sum[r][p]);
+                }
             }
         }
     }
-    for (int r = 0; r < R; ++r) write_sums(a, &sum[r], 1, row + r, panel);
+    for (int r = 0; r < R; ++r) write_sums(a, sum[r], P, row + r, panel);
 }
 
-// Rows [row, last) of one tile of rows, as the register tiles that there are.
-template <int R, class F>
-OCTAVO_INLINE int64_t some_rows(const LinearQuantizedArgs& a, int64_t row, int64_t last, int64_t panel) {
+// Rows [row, last) by as many tiles of R as fit, times P panels. Returns the first row that is left.
+template <int R, int P, class F>
+OCTAVO_INLINE int64_t tiles(const LinearQuantizedArgs& a, int64_t row, int64_t last, int64_t panel) {
     if constexpr (R <= kInt8Rows)
-        for (; last - row >= R; row += R) tile<R, F>(a, row, panel);
+        for (; last - row >= R; row += R) tile<R, P, F>(a, row, panel);
     return row;
+}
+
+template <int P, class F>
+void all_rows(const LinearQuantizedArgs& a, int64_t row, int64_t last, int64_t panel) {
+    row = tiles<6, P, F>(a, row, last, panel);
+    row = tiles<4, P, F>(a, row, last, panel);
+    row = tiles<2, P, F>(a, row, last, panel);
+    tiles<1, P, F>(a, row, last, panel);
 }
 
 template <class F>
@@ -165,13 +188,10 @@ void multiply(const LinearQuantizedArgs& a) {
         const int64_t first_panel = unit % num_units * kUnitPanels, first_row = unit / num_units * kRowBlock;
         const int64_t last_panel = first_panel + kUnitPanels < num_panels ? first_panel + kUnitPanels : num_panels;
         const int64_t last_row = first_row + kRowBlock < a.num_tokens ? first_row + kRowBlock : a.num_tokens;
-        for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-            int64_t row = some_rows<12, F>(a, first_row, last_row, panel);
-            row = some_rows<8, F>(a, row, last_row, panel);
-            row = some_rows<4, F>(a, row, last_row, panel);
-            row = some_rows<2, F>(a, row, last_row, panel);
-            some_rows<1, F>(a, row, last_row, panel);
-        }
+        int64_t panel = first_panel;
+        for (; panel + kInt8Panels <= last_panel; panel += kInt8Panels)
+            all_rows<kInt8Panels, F>(a, first_row, last_row, panel);
+        for (; panel < last_panel; ++panel) all_rows<1, F>(a, first_row, last_row, panel);
     });
 }
 

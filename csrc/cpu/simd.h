@@ -19,7 +19,7 @@
 
 // Before a loop of a few turns over registers. Plain C, whose lanes are loops already, would only grow.
 #if defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
-#define OCTAVO_UNROLL _Pragma("GCC unroll 12")
+#define OCTAVO_UNROLL _Pragma("GCC unroll 8")
 #else
 #define OCTAVO_UNROLL _Pragma("GCC unroll 1")
 #endif
@@ -108,7 +108,8 @@ OCTAVO_INLINE void store(f16* p, Vec a) {
 }
 // Sixteen 32-bit integers, or sixteen quads of bytes.
 using IntVec = __m512i;
-constexpr int kInt8Rows = 12;  // rows of a register tile of eight-bit activations: half the registers are their sums
+constexpr int kInt8Rows = 6;    // rows of a register tile of eight-bit activations
+constexpr int kInt8Panels = 2;  // panels of it
 
 OCTAVO_INLINE IntVec int_set1(int32_t x) { return _mm512_set1_epi32(x); }
 OCTAVO_INLINE IntVec int_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -235,6 +236,7 @@ struct IntVec {
     __m256i low, high;
 };
 constexpr int kInt8Rows = 2;
+constexpr int kInt8Panels = 1;
 
 OCTAVO_INLINE int32_t int_of(const void* p) {
     int32_t bits;
@@ -361,6 +363,7 @@ struct IntVec {
     int32_t lane[kLanes];
 };
 constexpr int kInt8Rows = 1;
+constexpr int kInt8Panels = 1;
 
 #define OCTAVO_INT_LANES(EXPRESSION)                                \
     IntVec r;                                                       \

@@ -35,9 +35,10 @@ def parse_config(path: Path, values: dict[str, Any], generation: dict[str, Any])
         fields.fail("quantization_config", "is set: quantised Hugging Face checkpoints are not supported.")
     settings = _sizes(fields)
     settings |= PARSERS[model_type](fields, settings["num_hidden_layers"])
+    if "rope" not in settings:
+        settings["rope"] = _rope(fields)
     return ModelConfig(
         model_type=model_type,
-        **({"rope": _rope(fields)} if "rope" not in settings else {}),
         **settings,
         dtype=_dtype(fields),
         eos_token_ids=_token_ids(Fields(path.with_name("generation_config.json"), generation), "eos_token_id")

@@ -49,12 +49,13 @@ NO_TASK = "models generate text or embed: see --runner, whose pooling is set by 
 ONE_DEVICE = "only one device is supported yet; leave it out."
 ONE_HOST = "everything runs in one engine process on this host, so this has no effect."
 CHUNKED = "prompts are always read in chunks that fit --max-num-batched-tokens; this has no effect."
-RECOMPUTED = "a preempted request is recomputed with the same result; swapping to host memory is not available yet."
 
 RETIRED: tuple[Retired, ...] = (
     # Accepted
-    _ignored("--num-swap-blocks --swap-space --preemption-mode", RECOMPUTED),
-    _ignored_flag("--disable-preemption", "requests are preempted only when the KV pool is full; " + RECOMPUTED),
+    _ignored_flag(
+        "--disable-preemption",
+        "requests are preempted only when the KV pool is full, and lose nothing; see --preemption-mode.",
+    ),
     _ignored_flag("--enforce-ranked-decoder", "this option never existed, in vLLM either; it has no effect."),
     _ignored_flag("--trust-remote-code", "no remote code is ever run; models are octavo's own files."),
     _ignored("--code-revision", "no remote code is ever run."),

@@ -6,15 +6,17 @@ Knows block numbers, reference counts and hashes; knows nothing of requests or t
 import hashlib
 import struct
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from octavo.core.eviction import EvictionPolicy, Lru
 
-__all__ = ["BlockKey", "BlockPool", "hash_block", "root_hash"]
+__all__ = ["NULL_BLOCK", "BlockKey", "BlockPool", "hash_block", "root_hash"]
 
 BlockKey = tuple[int, bytes]
 """KV-cache group and block hash: what a full block is found by."""
+NULL_BLOCK = -1
+"""Stands in a table for a block that has fallen out of its group's window. Nothing reads there."""
 
 
 def root_hash(cache_salt: str | None) -> bytes:
@@ -37,9 +39,16 @@ class BlockPool:
     without a key: tables only grow at the tail, so it is not merged.
     """
 
-    def __init__(self, num_blocks: int, eviction: EvictionPolicy | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        eviction: EvictionPolicy | None = None,
+        on_evict: Callable[[int, BlockKey], None] | None = None,
+    ) -> None:
+        """`on_evict` is told of each block that loses its key because it is reused."""
         self.num_blocks = num_blocks
         self.num_evicted = 0
+        self._on_evict = on_evict
         self._ref_counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_ids: dict[BlockKey, int] = {}
@@ -79,7 +88,9 @@ class BlockPool:
             return self._blank.pop()
         block_id = self._eviction.evict()
         self.num_evicted += 1
-        self._drop_key(block_id)
+        key = self._drop_key(block_id)
+        if self._on_evict is not None:
+            self._on_evict(block_id, key)
         return block_id
 
     def share(self, block_ids: Iterable[int]) -> None:
@@ -113,11 +124,12 @@ class BlockPool:
             self._eviction.remove(block_id)
             self._blank.append(block_id)
 
-    def _drop_key(self, block_id: int) -> None:
+    def _drop_key(self, block_id: int) -> BlockKey:
         key = self._keys[block_id]
         assert key is not None
         self._keys[block_id] = None
         del self._block_ids[key]
+        return key
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert the invariants, `tables` being every table that refers to this pool."""

@@ -1,13 +1,14 @@
 """KVCacheManager: every request's block tables, and which blocks a new request can share.
 
-The only writer of tables. Knows tokens and blocks; knows nothing of steps, budgets or queues.
+The only writer of tables. Knows tokens and blocks; knows nothing of budgets or queues.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from octavo.core.block_pool import BlockPool, hash_block, root_hash
+from octavo.core.block_pool import NULL_BLOCK, BlockKey, BlockPool, hash_block, root_hash
+from octavo.core.block_tier import BlockTier, Copy
 from octavo.core.eviction import EvictionPolicy
 from octavo.core.kv_groups import most_blocks
 from octavo.core.request import Request
@@ -16,17 +17,20 @@ __all__ = ["NULL_BLOCK", "BlockTables", "KVCacheManager"]
 
 BlockTables = tuple[list[int], ...]
 """Block ids in the order of positions, one list a KV-cache group."""
-NULL_BLOCK = -1
-"""Stands in a table for a block that has fallen out of its group's window. Nothing reads there."""
+SPILLED_AT_LEAST = 8
+"""Blocks that a sequence longer than the pool gives up at once: it idles for a step each time."""
 
 
 class KVCacheManager:
-    """Block tables over one pool, a table for each of `group_windows`.
+    """Block tables over one pool, a table for each of `group_windows`, and a tier of `num_tier_blocks` beyond the pool.
 
     Invariants: a table holds exactly the blocks that `num_computed_tokens` tokens need, and only grows at its tail; its
     null entries come first, and no token that is still to be computed sees them; a block carries a hash only when it is
-    full of known tokens that were scheduled, and then it is the hash of those.
+    full of known tokens that were scheduled, and then it is the hash of those; one that is not full is in the pool.
     With no groups, as for encoders, tables are empty and every request fits.
+
+    A request whose tokens do not fit into the pool is *long*: it keeps at most half of the pool, and its oldest blocks
+    lie in the tier, where attention reads them. There is none where a group has a window.
     """
 
     def __init__(
@@ -37,82 +41,152 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         max_step_tokens: int = 1,
         eviction: EvictionPolicy | None = None,
+        num_tier_blocks: int = 0,
+        keeps_evicted: bool = True,
     ) -> None:
         """`group_windows`: how many latest positions each group's layers see, 0 for all. `max_step_tokens`: the most
-        tokens of one request in a step."""
+        tokens of one request in a step. `keeps_evicted`: whether blocks that the pool evicts are worth copying to the
+        tier."""
         self.block_size = block_size
         self.group_windows = tuple(group_windows)
         self.num_groups = len(self.group_windows)
         self.enable_prefix_caching = enable_prefix_caching
         self.max_step_tokens = max_step_tokens
-        self.pool = BlockPool(num_blocks, eviction)
+        self.tier = BlockTier(num_tier_blocks, num_blocks)
+        on_evict = self.tier.evict if num_tier_blocks and keeps_evicted else None
+        self.pool = BlockPool(num_blocks, eviction, on_evict)
         self._no_blocks: BlockTables = tuple([] for _ in self.group_windows)
         self._tables: dict[int, BlockTables] = {}
+        self._unwritten: set[int] = set()  # blocks that are shared before the step that is being scheduled writes them
         self._num_registered: dict[int, int] = {}  # leading blocks of each request's tables that were offered for reuse
 
     def match_prefix(self, request: Request) -> BlockTables:
-        """The longest prefix in whole blocks, short of the last token, that need not be computed.
+        """The longest prefix in whole blocks, short of the last token, that need not be computed: of one that was
+        swapped out, to its last token.
 
-        That is one of which the cache has every block that the token after it sees: all of them in a group without a
-        window, those within the window in another. Entries before these are null, whether or not they are cached.
+        That is one of which pool or tier have every block that the token after it sees: all of them in a group without
+        a window, those within the window in another. Entries before these are null, whether or not they are cached.
         """
         tables: BlockTables = tuple([] for _ in self.group_windows)
-        if not self.enable_prefix_caching or request.skips_prefix_cache:
-            return tables
-        self._extend_hashes(request)
-        num_reusable = 0
+        swapped = self.tier.swapped(request.request_id)
+        kept = swapped.tables if swapped is not None else self._no_blocks
+        hashes = self._reusable_hashes(request)
+        num_reusable = num_tokens = num_resident = 0
+        most_resident = self._most_resident(request.num_tokens) * self.num_groups
         last_missing = [-1] * self.num_groups
-        for index, block_hash in enumerate(islice(request.block_hashes, (request.num_tokens - 1) // self.block_size)):
+        for index in range(max(len(hashes), len(kept[0]) if kept else 0)):
+            end = (index + 1) * self.block_size
             for group, table in enumerate(tables):
-                block_id = self.pool.find((group, block_hash))
-                table.append(NULL_BLOCK if block_id is None else block_id)
-                if block_id is None:
+                key = (group, hashes[index]) if index < len(hashes) else None
+                block_id, is_partial = self._find(key, kept[group], index)
+                table.append(block_id)
+                if block_id == NULL_BLOCK:
                     last_missing[group] = index
-            if any(i >= 0 and not window for i, window in zip(last_missing, self.group_windows, strict=True)):
+                elif is_partial and swapped is not None:
+                    end = min(end, swapped.num_tokens)
+                num_resident += not self.tier.owns(block_id) or end % self.block_size > 0
+            if num_resident > most_resident or any(
+                i >= 0 and not window for i, window in zip(last_missing, self.group_windows, strict=True)
+            ):
                 break
-            first_seen = [self._first_seen(window, (index + 1) * self.block_size) for window in self.group_windows]
+            first_seen = [self._first_seen(window, end) for window in self.group_windows]
             if all(map(int.__lt__, last_missing, first_seen)):
-                num_reusable = index + 1
-        return tuple(self._reusable(*pair, num_reusable) for pair in zip(tables, self.group_windows, strict=True))
+                num_reusable, num_tokens = index + 1, end
+            if end % self.block_size:
+                break
+        return tuple(
+            self._reusable(*pair, num_reusable, num_tokens) for pair in zip(tables, self.group_windows, strict=True)
+        )
 
-    def _reusable(self, table: list[int], window: int, num_blocks: int) -> list[int]:
-        first = self._first_seen(window, num_blocks * self.block_size)
+    def _reusable_hashes(self, request: Request) -> list[bytes]:
+        if not self.enable_prefix_caching or request.skips_prefix_cache:
+            return []
+        self._extend_hashes(request)
+        return request.block_hashes[: (request.num_tokens - 1) // self.block_size]
+
+    def _reusable(self, table: list[int], window: int, num_blocks: int, num_tokens: int) -> list[int]:
+        first = self._first_seen(window, num_tokens)
         return [NULL_BLOCK] * first + table[first:num_blocks]
 
     def _first_seen(self, window: int, position: int) -> int:
         """Index of the first block that a token in this position sees."""
         return max(position - window + 1, 0) // self.block_size if window else 0
 
+    def _find(self, key: BlockKey | None, kept: Sequence[int], index: int) -> tuple[int, bool]:
+        """The block of this key or else that kept in this place, or null; and whether it is the latter, which may not
+        be full."""
+        block_id = None if key is None else self.pool.find(key)
+        if block_id is not None:
+            return block_id, False
+        if index < len(kept) and kept[index] != NULL_BLOCK:
+            return kept[index], True
+        block_id = None if key is None else self.tier.find(key)
+        return (NULL_BLOCK if block_id is None else block_id), False
+
     def can_hold(self, request: Request, prefix: BlockTables, without: Sequence[Request] = ()) -> bool:
         """Whether the pool has blocks for all the request's tokens, as many as it holds at once, sharing `prefix`, if
-        `without` gave theirs up."""
-        num_needed = -self.num_used(prefix)
+        `without` gave theirs up; and nothing that it would share is being copied."""
+        swapped = self.tier.swapped(request.request_id)
+        if swapped is not None and swapped.num_pending:
+            return False
+        if any(self.tier.is_being_read(block_id) for block_id in chain.from_iterable(prefix)):
+            return False  # in a step it will be in the pool
+        num_tokens, num_needed = request.num_tokens, -self.num_used(prefix)
         for window, block_ids in zip(self.group_windows, prefix, strict=True):
-            most = most_blocks(window, request.num_tokens, self.block_size, self.max_step_tokens)
-            num_needed += min(most, self._num_blocks(request.num_tokens) - block_ids.count(NULL_BLOCK))
+            most = most_blocks(window, num_tokens, self.block_size, self.max_step_tokens)
+            most = min(most, self._num_blocks(num_tokens) - block_ids.count(NULL_BLOCK))
+            num_needed += min(most, self._most_resident(num_tokens)) if self.is_long(num_tokens) else most
         return num_needed <= self.pool.num_free + self._num_freed(without, prefix)
 
     def num_used(self, prefix: BlockTables) -> int:
-        """How many of these blocks are in a table."""
-        return sum(not self.pool.is_free(block_id) for block_id in _present(chain.from_iterable(prefix)))
+        """How many of these blocks are in the pool, in a table."""
+        return sum(not self.pool.is_free(block_id) for block_id in self._resident(chain.from_iterable(prefix)))
+
+    def _resident(self, block_ids: Iterable[int]) -> Iterator[int]:
+        return (block_id for block_id in _present(block_ids) if not self.tier.owns(block_id))
 
     def _num_freed(self, requests: Sequence[Request], prefix: BlockTables) -> int:
-        """Blocks outside `prefix` that no others than these requests refer to."""
+        """Blocks of the pool outside `prefix` that no others than these requests refer to."""
         references = Counter[int]()
         for request in requests:
-            references.update(_present(chain.from_iterable(self._tables[request.request_id])))
+            references.update(self._resident(chain.from_iterable(self._tables[request.request_id])))
         for block_id in chain.from_iterable(prefix):
             references.pop(block_id, None)
         return sum(count == self.pool.ref_count(block_id) for block_id, count in references.items())
 
     def open(self, request: Request, prefix: BlockTables) -> int:
-        """Begin the request's tables with shared blocks. Returns how many tokens these hold."""
+        """Begin the request's tables with shared blocks. Returns how many tokens these hold: some of them only when the
+        copies that this asks for are done (`settle`). Of a long request full blocks stay in the tier."""
         assert request.request_id not in self._tables
-        for block_ids in prefix:
-            self.pool.share(_present(block_ids))
-        self._tables[request.request_id] = tuple(list(block_ids) for block_ids in prefix)
         num_blocks = len(prefix[0]) if prefix else 0
-        self._num_registered[request.request_id] = num_blocks
+        num_tokens, num_loaded_from = self._num_held(request, prefix), num_blocks
+        tables = self._tables[request.request_id] = tuple(list(block_ids) for block_ids in prefix)
+        for table in tables:
+            self._share(table)
+        self.tier.drop(request.request_id)
+        num_staying = num_tokens // self.block_size if self.is_long(request.num_tokens) else 0
+        for group, table in enumerate(tables):
+            for index in range(num_staying, num_blocks):
+                if self.tier.owns(table[index]):
+                    num_loaded_from = min(num_loaded_from, index)
+                    (destination,) = self.pool.allocate(1)
+                    self.tier.load(request.request_id, group, index, table[index], destination)
+                    self.tier.release([table[index]])
+                    table[index] = destination
+        self._num_registered[request.request_id] = num_loaded_from
+        return num_tokens
+
+    def _num_held(self, request: Request, prefix: BlockTables) -> int:
+        """Tokens in the prefix, whose last block may have been swapped out before it was full."""
+        num_blocks = len(prefix[0]) if prefix else 0
+        swapped = self.tier.swapped(request.request_id)
+        is_whole = swapped is not None and num_blocks == len(swapped.tables[0])
+        if (
+            swapped is not None
+            and is_whole
+            and any(k[-1] == p[-1] for k, p in zip(swapped.tables, prefix, strict=True))
+        ):
+            return swapped.num_tokens
         return num_blocks * self.block_size
 
     def allocate(self, request: Request, num_new_tokens: int) -> BlockTables | None:
@@ -131,8 +205,9 @@ class KVCacheManager:
             table.extend(block_ids)
         return new_block_ids
 
-    def register_full_blocks(self, request: Request) -> None:
-        """Offer for reuse the blocks that became full of known, scheduled tokens."""
+    def register_full_blocks(self, request: Request, are_written: bool = True) -> None:
+        """Offer for reuse the blocks that became full of known, scheduled tokens. Not written yet: the step that is
+        being scheduled will write them."""
         num_computed, num_known = request.num_computed_tokens, len(request.token_ids)
         num_full = (num_computed if num_computed < num_known else num_known) // self.block_size
         num_registered = self._num_registered[request.request_id]
@@ -141,8 +216,10 @@ class KVCacheManager:
         self._extend_hashes(request)
         for group, table in enumerate(self._tables[request.request_id]):
             for index in range(num_registered, num_full):
-                if table[index] != NULL_BLOCK:
+                if table[index] != NULL_BLOCK and not self.tier.owns(table[index]):
                     self.pool.register(table[index], (group, request.block_hashes[index]))
+                    if not are_written:
+                        self._unwritten.add(table[index])
         self._num_registered[request.request_id] = num_full
 
     def free_unseen(self, request: Request, position: int) -> None:
@@ -159,7 +236,149 @@ class KVCacheManager:
         """Give up the request's blocks, if it has any; its last ones will be evicted before its first."""
         self._num_registered.pop(request.request_id, None)
         for table in self._tables.pop(request.request_id, ()):
-            self.pool.release(_present(reversed(table)))
+            self._release(table)
+        self.tier.drop(request.request_id)
+
+    # ---- the tier
+
+    def num_tier_tokens(self, prefix: BlockTables) -> int:
+        """Tokens of a prefix that only the tier holds."""
+        return sum(map(self.tier.owns, prefix[0])) * self.block_size if prefix else 0
+
+    def is_loading(self, request: Request, prefix: BlockTables) -> bool:
+        """Whether `open` asked for copies of blocks of this prefix."""
+        tables = self._tables[request.request_id]
+        return any(table[: len(block_ids)] != block_ids for table, block_ids in zip(tables, prefix, strict=True))
+
+    def is_long(self, num_tokens: int) -> bool:
+        """Whether a request with so many tokens is longer than the pool, and has a tier."""
+        if not self.tier.num_blocks or any(self.group_windows):
+            return False
+        return self._num_blocks(num_tokens) * self.num_groups > self.pool.num_blocks
+
+    def _most_resident(self, num_tokens: int) -> int:
+        """Blocks of the pool that such a request may hold in a group."""
+        num_blocks = self._num_blocks(num_tokens)
+        return max(self.pool.num_blocks // self.num_groups // 2, 1) if self.is_long(num_tokens) else num_blocks
+
+    def most_resident_tokens(self, request: Request) -> int:
+        """Tokens of the request that may lie in the pool."""
+        return self._most_resident(request.num_tokens) * self.block_size
+
+    def num_resident(self, request: Request) -> int:
+        """Computed tokens of the request that lie in the pool, roughly."""
+        return min(request.num_computed_tokens, self.most_resident_tokens(request))
+
+    def most_new_tokens(self, request: Request) -> int:
+        """Tokens that one step may compute for the request: of a long one, what its share of the pool has room for."""
+        if not self.is_long(request.num_tokens):
+            return request.gap
+        return self._most_resident(request.num_tokens) * self.block_size - request.num_computed_tokens % self.block_size
+
+    def can_swap_out(self, request: Request) -> bool:
+        """Whether the tier has room for the request, as far as is known before it is tried."""
+        return request.num_computed_tokens > 0 and self.tier.num_free > 0
+
+    def swap_cost(self, request: Request) -> tuple[int, int]:
+        """Tokens that would be computed anew if the request's blocks were freed, as nobody else holds them, and blocks
+        that would be copied out to keep them."""
+        tables = self._tables[request.request_id]
+        own = [block_id for block_id in _present(chain.from_iterable(tables)) if not self._is_shared(block_id)]
+        num_blocks_out = sum(not self.tier.owns(block_id) and not self._is_kept(block_id) for block_id in own)
+        return -(-len(own) // max(len(tables), 1)) * self.block_size, num_blocks_out
+
+    def _is_shared(self, block_id: int) -> bool:
+        return not self.tier.owns(block_id) and self.pool.ref_count(block_id) > 1
+
+    def _is_kept(self, block_id: int) -> bool:
+        key = self.pool.key(block_id)
+        return key is not None and self.tier.find(key) is not None
+
+    def swap_out(self, request: Request) -> bool:
+        """Have the request's blocks copied to the tier, and free them: the copies come first. Returns False, changing
+        nothing, where the tier has no room."""
+        tables = self._tables[request.request_id]
+        keys = [[self.pool.key(i) if i in set(self._resident(t)) else None for i in t] for t in tables]
+        if not self.tier.swap_out(request.request_id, tables, keys, request.num_computed_tokens):
+            return False
+        del self._num_registered[request.request_id]
+        for table in self._tables.pop(request.request_id):
+            self._release(table)
+        return True
+
+    def spill(self, request: Request, num_new_tokens: int) -> bool:
+        """Before a long request gets blocks for its next tokens: move its oldest full blocks to the tier, if else it
+        would hold more than its share of the pool. Returns whether it must wait for the step that is being scheduled; a
+        full tier has no room for any.
+        """
+        num_tokens = request.num_computed_tokens + num_new_tokens
+        if not self.is_long(request.num_tokens):
+            return False
+        tables, most = self._tables[request.request_id], self._most_resident(request.num_tokens)
+        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        waits = False
+        for group, table in enumerate(tables):
+            resident = [index for index, block_id in enumerate(table) if not self.tier.owns(block_id)]
+            num_excess = len(resident) + self._num_blocks(num_tokens) - len(table) - most
+            if num_excess <= 0:
+                continue
+            num_spilled = max(num_excess, min(SPILLED_AT_LEAST, most // 2))
+            for index in resident[:num_spilled]:
+                if table[index] in self._unwritten:
+                    waits = True
+                elif index < num_full and self._has_tier_room():
+                    self.tier.spill(request.request_id, group, index, table[index], self.pool.key(table[index]))
+                    waits = True
+        return waits
+
+    def _has_tier_room(self) -> bool:
+        """Whether a block of the tier can be had, at the expense of requests that are swapped out."""
+        while not self.tier.num_free and not self.tier.is_closed and self.tier.drop_last_swapped():
+            pass
+        return self.tier.num_free > 0
+
+    def begin_step(self, step_id: int) -> list[tuple[int, int]]:
+        """What has been scheduled is a step. Returns the copies that it does before anything else, in order."""
+        self._unwritten.clear()
+        return self.tier.begin(step_id)
+
+    def settle(self, step_id: int, failed: Collection[int], is_at_fault: bool) -> dict[int, int]:
+        """A step returned, without the copies at the indices in `failed`: bring tables up to date. Returns, by request,
+        the tokens that those hold of which a block could not be read; the rest is to be computed anew."""
+        num_good: dict[int, int] = {}
+        for copy, is_done in self.tier.settle(step_id, failed, is_at_fault):
+            assert copy.request_id is not None
+            if self.tier.owns(copy.source):
+                if not is_done:
+                    num_good[copy.request_id] = min(num_good.get(copy.request_id, copy.index), copy.index)
+            elif is_done:
+                self._move(copy)
+        for request_id, num_blocks in num_good.items():
+            if any(self.group_windows):
+                num_blocks = num_good[request_id] = 0  # blocks that a window had left behind would be needed again
+            for table in self._tables[request_id]:
+                self._release(table[num_blocks:])
+                del table[num_blocks:]
+            self._num_registered[request_id] = min(self._num_registered[request_id], num_blocks)
+        return {request_id: num_blocks * self.block_size for request_id, num_blocks in num_good.items()}
+
+    def _move(self, copy: Copy) -> None:
+        assert copy.request_id is not None
+        table = self._tables[copy.request_id][copy.group]
+        assert table[copy.index] == copy.source
+        table[copy.index] = copy.destination
+        self.pool.release([copy.source])
+
+    def _share(self, block_ids: Iterable[int]) -> None:
+        for block_id in _present(block_ids):
+            (self.tier if self.tier.owns(block_id) else self.pool).share([block_id])
+
+    def _release(self, block_ids: Sequence[int]) -> None:
+        """In reverse: of those that become free the last given is evicted first."""
+        for block_id in _present(reversed(block_ids)):
+            (self.tier if self.tier.owns(block_id) else self.pool).release([block_id])
+
+    # ---- looking in
 
     def block_ids(self, request_id: int, from_position: int = 0) -> set[int]:
         """The request's blocks that hold its tokens from this position on."""
@@ -171,9 +390,13 @@ class KVCacheManager:
         return tuple(list(table) for table in self._tables[request.request_id])
 
     def forget_hashes(self, block_ids: Iterable[int]) -> None:
-        """Never again share these blocks: their content can't be trusted."""
+        """Never again share these blocks, nor copies of them: their content can't be trusted."""
         for block_id in block_ids:
-            self.pool.forget(block_id)
+            key = self.tier.key(block_id) if self.tier.owns(block_id) else self.pool.key(block_id)
+            if key is not None:
+                self.tier.forget(key)
+                if not self.tier.owns(block_id):
+                    self.pool.forget(block_id)
 
     def forget_prefixes(self, request: Request) -> None:
         """Never again share a block with the request's tokens, its own or not, in its tables or out of the window."""
@@ -182,6 +405,7 @@ class KVCacheManager:
                 block_id = self.pool.find((group, block_hash))
                 if block_id is not None:
                     self.pool.forget(block_id)
+                self.tier.forget((group, block_hash))
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -194,7 +418,9 @@ class KVCacheManager:
 
     def check(self, requests: dict[int, Request]) -> None:
         """Assert the invariants, `requests` being all that may hold blocks, by id."""
-        self.pool.check(list(_present(table)) for tables in self._tables.values() for table in tables)
+        tables_of_all = [table for tables in self._tables.values() for table in tables]
+        self.pool.check(list(self._resident(table)) for table in tables_of_all)
+        self.tier.check(tables_of_all)
         assert self._tables.keys() == self._num_registered.keys() <= requests.keys()
         for request_id, tables in self._tables.items():
             request = requests[request_id]
@@ -211,7 +437,10 @@ class KVCacheManager:
     def _check_keys(self, request: Request, group: int, table: list[int], num_null: int) -> None:
         """Only blocks that are full of known, scheduled tokens carry a key, and it is the key of these."""
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
-        keys, hashes = list(map(self.pool.key, table[num_null:])), request.block_hashes[num_null:num_full]
+        tier_indices = [index for index, block_id in enumerate(table) if self.tier.owns(block_id)]
+        assert not tier_indices or tier_indices[-1] < num_full
+        keys = [None if self.tier.owns(block_id) else self.pool.key(block_id) for block_id in table[num_null:]]
+        hashes = request.block_hashes[num_null:num_full]
         pairs = zip(keys, hashes, strict=False)
         assert all(key is None or ((key[1] is own or key[1] == own) and key[0] == group) for key, own in pairs)
         assert not any(keys[len(hashes) :])

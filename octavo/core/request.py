@@ -20,7 +20,7 @@ class RequestLimits:
     max_model_len: int
     """Most tokens of prompt and output together."""
     kv_capacity_tokens: int
-    """Tokens the whole KV pool holds."""
+    """Tokens that the KV pool and its tier hold."""
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """Raise InvalidRequestError or ContextLengthError for a request that can never be served."""
@@ -40,7 +40,7 @@ class RequestLimits:
             raise ContextLengthError(
                 f"The server's KV cache holds {self.kv_capacity_tokens} tokens. {request}, which needs room for "
                 f"{num_kv_tokens}. Shorten the prompt or lower max_tokens; the server's limit is set by "
-                "--kv-cache-memory-bytes or --gpu-memory-utilization."
+                "--kv-cache-memory-bytes or --gpu-memory-utilization, and may be raised by --swap-space."
             )
 
     def check_input(self, token_ids: list[int]) -> None:
@@ -98,6 +98,7 @@ class Request:
         "num_placeholders",
         "num_prompt_tokens",
         "num_steps_in_flight",
+        "num_tier_cached_tokens",
         "predicted_tokens",
         "priority",
         "prompt_token_ids",
@@ -159,6 +160,7 @@ class Request:
         """How many output tokens were expected of it when it was first admitted."""
         self.was_scheduled = False
         self.num_cached_tokens = 0
+        self.num_tier_cached_tokens = 0
         self.block_hashes: list[bytes] = []
         """Chained hashes of the full blocks of known tokens, extended by the KV cache manager when it needs them."""
         self.finish_reason: FinishReason | None = None
@@ -210,5 +212,4 @@ class Request:
         assert self.num_tokens <= self.most_computed_tokens + 1
         assert self.token_ids[: self.num_prompt_tokens] == self.prompt_token_ids
         assert self.num_cached_tokens < self.num_prompt_tokens
-        assert self.was_scheduled or not self.num_computed_tokens
         assert self.is_ready or not self.was_scheduled

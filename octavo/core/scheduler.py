@@ -5,8 +5,8 @@ text, time, devices or processes.
 """
 
 from collections import Counter
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Collection, Set
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
@@ -23,6 +23,7 @@ from octavo.core.step import (
     SchedulerOutput,
     TokenLogprobs,
 )
+from octavo.core.swap_cost import PreemptionChoice, PreemptionMode, SwapCost
 from octavo.core.waiting_queue import WaitingQueue
 
 __all__ = ["AdmissionPolicy", "Scheduler", "SchedulerConfig", "SchedulerStats", "SchedulingPolicy"]
@@ -58,13 +59,23 @@ class SchedulerConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     admission_policy: AdmissionPolicy = "predicted"
     """Whether a request is admitted when the pool will probably hold it to its end, or when it holds it now."""
+    num_swap_blocks: int = 0
+    """Blocks of the second tier: for preempted requests, evicted prefixes and sequences longer than the pool."""
+    preemption_mode: PreemptionMode = "auto"
+    block_bytes: int = 0
+    """Of one block in all layers."""
+    prefill_tokens_per_s: float = 1.0
+    """Before any step was measured."""
+    copy_bytes_per_s: float = 1.0
+    """Between pool and tier, before any copy was measured."""
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """Tokens of one request that the whole pool holds; without a pool, that a step holds."""
+        """Tokens of one request that pool and tier hold; without a pool, that a step holds."""
         if not self.group_windows:
             return self.max_num_batched_tokens
-        return capacity_tokens(self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens)
+        num_blocks = self.num_blocks + (0 if any(self.group_windows) else self.num_swap_blocks)
+        return capacity_tokens(self.group_windows, num_blocks, self.block_size, self.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +97,18 @@ class SchedulerStats:
     """Prompt tokens of admitted requests."""
     num_generation_tokens: int
     """Accepted output tokens; never decreases."""
+    num_swap_preemptions: int = 0
+    """Those of the preemptions that kept the request's blocks in the tier."""
+    num_swapped: int = 0
+    """Requests that wait, swapped out."""
+    num_used_swap_blocks: int = 0
+    """Blocks of the tier that requests hold; others may hold evicted prefixes."""
+    num_swap_blocks: int = 0
+    num_blocks_swapped_in: int = 0
+    num_blocks_swapped_out: int = 0
+    block_bytes: int = 0
+    tier_prefix_cache_hits: int = 0
+    """Those of `prefix_cache_hits` that only the tier held."""
     num_evicted_blocks: int = 0
     """Cached blocks that were given up for others."""
     num_predicted_tokens: int = 0
@@ -105,11 +128,13 @@ class Scheduler:
 
     Invariants: a request that is not finished is in exactly one of waiting and running; one with a step in flight is
     not preempted and keeps its blocks, finished or not, until its last step returns; the first running request can
-    always proceed once the steps in flight have returned, since it may preempt every other one and fits alone.
+    always proceed once the steps in flight have returned, since it may preempt every other one and fits alone. One that
+    waits for its blocks to be copied counts the step that does it as one of its own in flight, and is in no other.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
+        self._swap_cost = SwapCost(config.prefill_tokens_per_s, config.copy_bytes_per_s)
         self._kv = KVCacheManager(
             config.num_blocks,
             config.block_size,
@@ -117,21 +142,27 @@ class Scheduler:
             config.enable_prefix_caching,
             config.max_num_batched_tokens,
             make_eviction_policy(config.kv_eviction_policy, config.seed),
+            config.num_swap_blocks,
+            keeps_evicted=self._swap_cost.choose(config.block_size, 2 * config.block_bytes) == "swap",
         )
         self._kv_capacity_tokens = config.kv_capacity_tokens
+        self._pool_tokens = replace(config, num_swap_blocks=0).kv_capacity_tokens
         self._requests: dict[int, Request] = {}  # waiting, running, and finished with steps in flight
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}  # in order of admission; with priorities, of urgency at the last step
         self._predictor = LengthPredictor()
         self._in_flight: dict[int, SchedulerOutput] = {}  # by step id, in order
         self._forgotten_request_ids: list[int] = []  # the runner has yet to be told
+        self._copied_for: dict[int, list[int]] = {}  # by step id: running requests that wait for its copies
+        self._stale_table_ids: set[int] = set()  # running requests whose whole table the runner has yet to be told
         self._num_steps = 0
         self._num_received = 0
         self._num_finished: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self._num_preemptions = 0
+        self._num_preemptions: dict[PreemptionChoice, int] = {"recompute": 0, "swap": 0}
         self._num_prompt_tokens = 0
         self._num_queried_tokens = 0
         self._num_cached_tokens = 0
+        self._num_tier_cached_tokens = 0
         self._num_generation_tokens = 0
         self._num_generation_tokens_shown = 0
         self._num_predicted_tokens = 0
@@ -143,6 +174,16 @@ class Scheduler:
     @property
     def has_unfinished_requests(self) -> bool:
         return bool(self._waiting or self._running)
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens of one request that can be held now: a tier that failed counts no more."""
+        return self._pool_tokens if self._kv.tier.is_closed else self._kv_capacity_tokens
+
+    @property
+    def is_tier_closed(self) -> bool:
+        """Whether the tier failed, so that nothing is swapped any more."""
+        return self._kv.tier.is_closed
 
     def add_request(self, request: Request, is_ready: bool = True) -> None:
         """Queue a request that `RequestLimits` let pass. Until it is ready those behind it go first."""
@@ -183,15 +224,16 @@ class Scheduler:
     # ---- one step
 
     def schedule(self) -> SchedulerOutput:
-        """Choose the next step's work and count it as computed. Without work `request_ids` is empty and the output is
-        not to be submitted; otherwise it must come back through `update` or `fail_step`."""
+        """Choose the next step's work and count it as computed. An empty output is not to be submitted; any other must
+        come back through `update` or `fail_step`."""
         step = SchedulerOutput(self._num_steps, [], [], [], [], [])
         held_back = self._make_way() if self.config.scheduling_policy == "priority" else frozenset()
         token_budget = self._schedule_running(step, held_back)
         self._admit_waiting(step, token_budget)
-        if step.request_ids:
+        if step.request_ids or self._kv.tier.has_new_copies:
             self._num_steps += 1
             self._in_flight[step.step_id] = step
+            step.copies.extend(self._kv.begin_step(step.step_id))
             step.finished_request_ids.extend(self._forgotten_request_ids)
             self._forgotten_request_ids.clear()
         return step
@@ -203,6 +245,8 @@ class Scheduler:
         already goes on: a NaN in keys or values it reads shows in its own logits.
         """
         assert next(iter(self._in_flight)) == scheduler_output.step_id
+        self._settle_copies(scheduler_output, set(result.failed_copies), is_at_fault=True)
+        self._observe_times(scheduler_output, result)
         deltas = []
         prompt_logprobs = dict(result.prompt_logprobs)
         for request_id, message in result.failed.items():
@@ -222,13 +266,14 @@ class Scheduler:
             if request.finish_reason is None:
                 deltas.append(self._accept_embedding(request, embedding))
         self._retire(scheduler_output)
-        return deltas
+        return deltas + self._fail_unfitting()
 
     def fail_step(self, scheduler_output: SchedulerOutput, message: str) -> list[RequestDelta]:
         """End a step that raised, with every request that depends on it: those in it, and those in later steps that
         share a block which the failed ones have written since. The blocks they wrote lose their hashes.
 
-        Such a sharer is failed, not reset: it was admitted after this step, so it has a step in flight itself.
+        Such a sharer is failed, not reset: it was admitted after this step, so it has a step in flight itself. The
+        step's copies count as not done.
         """
         failed: dict[int, None] = {}
         bad_block_ids: set[int] = set()
@@ -241,6 +286,10 @@ class Scheduler:
                 if step is first or not bad_block_ids.isdisjoint(self._kv.block_ids(request_id)):
                     failed[request_id] = None
                     bad_block_ids |= self._kv.block_ids(request_id, start)
+            for request_id in self._copied_for.get(step.step_id, ()):
+                if not bad_block_ids.isdisjoint(self._kv.block_ids(request_id)):
+                    failed[request_id] = None
+        self._settle_copies(first, range(len(first.copies)), is_at_fault=False)
         self._kv.forget_hashes(bad_block_ids)
         self._forgotten_request_ids += scheduler_output.finished_request_ids  # perhaps not read
         deltas = [delta for request_id in failed for delta in self._fail(self._requests[request_id], message)]
@@ -293,15 +342,28 @@ class Scheduler:
         token_budget = self.config.max_num_batched_tokens
         running = [request for request in self._running.values() if request.request_id not in held_back]
         for num_behind, request in zip(range(len(running) - 1, -1, -1), running, strict=True):
-            num_new_tokens = min(request.gap, token_budget, max(token_budget - num_behind, 1))
-            if not num_new_tokens or request.request_id not in self._running:
+            if request.request_id not in self._running or self._waits_for_copies(request):
                 continue
-            new_block_ids = self._allocate_or_preempt(request, num_new_tokens)
-            if new_block_ids is None:
+            num_new_tokens = min(request.gap, token_budget, max(token_budget - num_behind, 1))
+            if not num_new_tokens:
+                continue
+            num_taken = self._advance(step, request, num_new_tokens)
+            if num_taken is None:
                 return 0  # those after it stay idle, so that they can be preempted
-            self._add(step, request, num_new_tokens, new_block_ids)
-            token_budget -= num_new_tokens
+            token_budget -= num_taken
         return token_budget
+
+    def _advance(self, step: SchedulerOutput, request: Request, num_new_tokens: int) -> int | None:
+        """Put the next tokens of a running request into the step. Returns how many: none where its blocks must be
+        copied first, None where blocks are short."""
+        num_new_tokens = min(num_new_tokens, self._kv.most_new_tokens(request))
+        if self._kv.spill(request, num_new_tokens):
+            self._wait_for_copies(step, request)
+            return 0
+        new_block_ids = self._allocate_or_preempt(request, num_new_tokens)
+        if new_block_ids is not None:
+            self._add(step, request, num_new_tokens, new_block_ids)
+        return num_new_tokens if new_block_ids is not None else None
 
     def _allocate_or_preempt(self, request: Request, num_new_tokens: int) -> BlockTables | None:
         """Blocks for the next tokens, at the expense of the last of the requests after this one; None when those have
@@ -316,12 +378,28 @@ class Scheduler:
         return new_block_ids
 
     def _preempt(self, request: Request) -> None:
-        """Free, forget, requeue: its tokens are kept, and computed anew when it is next."""
-        self._kv.free(request)
+        """Free, forget, requeue: its tokens are kept, and are computed anew, or copied back, when it is next."""
+        mode = self._preemption_choice(request)
+        if mode == "recompute" or not self._kv.swap_out(request):
+            mode = "recompute"
+            self._kv.free(request)
+        self._num_preemptions[mode] += 1
+        self._requeue(request)
+
+    def _requeue(self, request: Request) -> None:
+        self._stale_table_ids.discard(request.request_id)
         request.num_computed_tokens = 0
         del self._running[request.request_id]
         self._waiting.add(request)
-        self._num_preemptions += 1
+
+    def _preemption_choice(self, request: Request) -> PreemptionChoice:
+        if self.config.preemption_mode == "recompute" or not self._kv.can_swap_out(request):
+            return "recompute"
+        if self.config.preemption_mode == "swap":
+            return "swap"
+        num_tokens, num_blocks_out = self._kv.swap_cost(request)
+        num_blocks_in = -(-num_tokens // self.config.block_size) * len(self.config.group_windows)
+        return self._swap_cost.choose(num_tokens, (num_blocks_out + num_blocks_in) * self.config.block_bytes)
 
     def _admit_waiting(self, step: SchedulerOutput, token_budget: int) -> None:
         """Start waiting requests that are ready, in order, while they fit. Blocks for all of a request's tokens must be
@@ -339,12 +417,17 @@ class Scheduler:
             self._waiting.remove(request.request_id)
             self._running[request.request_id] = request
             request.num_computed_tokens = self._kv.open(request, prefix)
-            self._announce(step, request)
-            num_new_tokens = min(request.gap, token_budget)
-            allocated = self._kv.allocate(request, num_new_tokens)
-            assert allocated is not None
-            self._add(step, request, num_new_tokens, self._kv.tables(request))
-            token_budget -= num_new_tokens
+            request.num_tier_cached_tokens = self._kv.num_tier_tokens(prefix)
+            self._stale_table_ids.add(request.request_id)
+            if self._kv.is_loading(request, prefix):
+                self._wait_for_copies(step, request)
+                continue
+            num_taken = self._advance(step, request, min(request.gap, token_budget))
+            if num_taken is None:  # the tier has no room for the rest of a long request
+                self._kv.free(request)
+                self._requeue(request)
+                return
+            token_budget -= num_taken
 
     def _will_fit(self, request: Request, prefix: BlockTables) -> bool:
         """Whether the pool will probably hold the request and those that run until they have ended, so that none is
@@ -354,7 +437,7 @@ class Scheduler:
             return True
         loads = [self._load(request, self._kv.num_used(prefix) // len(self.config.group_windows) * block_size)]
         loads += (self._load(other, other.num_cached_tokens) for other in running if not self._yields(other, request))
-        num_own = sum(self._num_slots(other.num_computed_tokens - other.num_cached_tokens) for other in running)
+        num_own = sum(self._num_slots(self._kv.num_resident(other) - other.num_cached_tokens) for other in running)
         num_shared = max(self._kv.pool.num_used * block_size - num_own, 0)
         return num_shared + predicted_peak(loads) <= self.config.num_blocks * block_size
 
@@ -362,6 +445,8 @@ class Scheduler:
         """Slots of its own that the request holds when its gap is closed, how many tokens it will probably add, and the
         slots that each of them takes."""
         num_tokens, windows = request.num_tokens, self.config.group_windows
+        if self._kv.is_long(num_tokens):
+            return self._num_slots(self._kv.most_resident_tokens(request)), 0, 0
         num_output_tokens = num_tokens - request.num_prompt_tokens
         num_more = self._predictor.predict(num_output_tokens, request.max_tokens) - num_output_tokens
         num_own = self._num_slots(
@@ -376,17 +461,19 @@ class Scheduler:
         return sum(min(num_tokens, window or num_tokens) for window in self.config.group_windows)
 
     def _announce(self, step: SchedulerOutput, request: Request) -> None:
-        """Tell the runner of a request that starts, or starts anew."""
+        """Tell the runner of a request that starts, or whose table does."""
         if request.was_scheduled:
             step.reset_request_ids.append(request.request_id)
             return
         request.was_scheduled = True
         request.predicted_tokens = self._predictor.predict(0, request.max_tokens)
         request.num_cached_tokens = request.num_computed_tokens
+        request.num_tier_cached_tokens = min(request.num_tier_cached_tokens, request.num_cached_tokens)
         self._num_prompt_tokens += request.num_prompt_tokens
         if self.config.enable_prefix_caching and not request.skips_prefix_cache:
             self._num_queried_tokens += request.num_prompt_tokens
         self._num_cached_tokens += request.num_cached_tokens
+        self._num_tier_cached_tokens += request.num_tier_cached_tokens
         step.new_requests.append(
             NewRequest(
                 request.request_id,
@@ -400,6 +487,10 @@ class Scheduler:
 
     def _add(self, step: SchedulerOutput, request: Request, num_new_tokens: int, new_block_ids: BlockTables) -> None:
         """Put a request into the step and advance its ledger."""
+        if request.request_id in self._stale_table_ids:
+            self._stale_table_ids.discard(request.request_id)
+            self._announce(step, request)
+            new_block_ids = self._kv.tables(request)
         step.request_ids.append(request.request_id)
         step.num_computed_tokens.append(request.num_computed_tokens)
         step.num_scheduled_tokens.append(num_new_tokens)
@@ -409,7 +500,43 @@ class Scheduler:
         step.samples.append(samples)
         request.num_placeholders += samples
         request.num_steps_in_flight += 1
-        self._kv.register_full_blocks(request)
+        self._kv.register_full_blocks(request, are_written=False)
+
+    # ---- copies between pool and tier
+
+    def _waits_for_copies(self, request: Request) -> bool:
+        return any(request.request_id in request_ids for request_ids in self._copied_for.values())
+
+    def _wait_for_copies(self, step: SchedulerOutput, request: Request) -> None:
+        """Leave a running request out until this step, which copies some of its blocks, has returned."""
+        request.num_steps_in_flight += 1
+        self._copied_for.setdefault(step.step_id, []).append(request.request_id)
+
+    def _settle_copies(self, step: SchedulerOutput, failed: Collection[int], is_at_fault: bool) -> None:
+        for request_id, num_tokens in self._kv.settle(step.step_id, failed, is_at_fault).items():
+            self._requests[request_id].num_computed_tokens = num_tokens
+        self._stale_table_ids.update(self._copied_for.get(step.step_id, ()))
+
+    def _observe_times(self, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        if step.copies and result.copy_s > 0:
+            self._swap_cost.observe_copies(len(step.copies) * self.config.block_bytes, result.copy_s)
+        if result.compute_s > 0 and 2 * step.num_tokens >= self.config.max_num_batched_tokens:
+            self._swap_cost.observe_prefill(step.num_tokens, result.compute_s)
+
+    def _fail_unfitting(self) -> list[RequestDelta]:
+        """Fail requests that are longer than the pool, when the tier has failed that was to hold their rest."""
+        if not self._kv.tier.is_closed:
+            return []
+        unfitting = [r for r in self._requests.values() if r.finish_reason is None and self._kv.is_long(r.num_tokens)]
+        return [
+            delta
+            for request in unfitting
+            for delta in self._fail(
+                request,
+                f"The request has {request.num_tokens} tokens, the KV pool holds {self.kv_capacity_tokens}, and "
+                "writing to the tier that held the rest (--kv-cache-dir) has failed.",
+            )
+        ]
 
     # ---- results
 
@@ -483,6 +610,11 @@ class Scheduler:
     def _retire(self, step: SchedulerOutput) -> None:
         """A step has returned: what only waited for it can go."""
         del self._in_flight[step.step_id]
+        for request_id in self._copied_for.pop(step.step_id, ()):
+            request = self._requests[request_id]
+            request.num_steps_in_flight -= 1
+            if request.finish_reason is not None and not request.num_steps_in_flight:
+                self._release(request)
         for index, request_id in enumerate(step.request_ids):
             request = self._requests[request_id]
             request.num_steps_in_flight -= 1
@@ -493,6 +625,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self._kv.free(request)
+        self._stale_table_ids.discard(request.request_id)
         del self._requests[request.request_id]
         if request.was_scheduled:
             self._forgotten_request_ids.append(request.request_id)
@@ -509,9 +642,17 @@ class Scheduler:
             num_blocks=self.config.num_blocks,
             num_received=self._num_received,
             num_finished=dict(self._num_finished),
-            num_preemptions=self._num_preemptions,
+            num_preemptions=sum(self._num_preemptions.values()),
+            num_swap_preemptions=self._num_preemptions["swap"],
+            num_swapped=self._kv.tier.num_swapped,
+            num_used_swap_blocks=self._kv.tier.num_used,
+            num_swap_blocks=self.config.num_swap_blocks,
+            num_blocks_swapped_in=self._kv.tier.num_blocks_in,
+            num_blocks_swapped_out=self._kv.tier.num_blocks_out,
+            block_bytes=self.config.block_bytes,
             prefix_cache_queries=self._num_queried_tokens,
             prefix_cache_hits=self._num_cached_tokens,
+            tier_prefix_cache_hits=self._num_tier_cached_tokens,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens_shown,
             num_evicted_blocks=self._kv.pool.num_evicted,
@@ -524,6 +665,9 @@ class Scheduler:
         """Assert the invariants of DESIGN.md section 5."""
         self._kv.check(self._requests)
         num_in_flight = Counter(chain.from_iterable(step.request_ids for step in self._in_flight.values()))
+        waiting_for_copies = Counter(chain.from_iterable(self._copied_for.values()))
+        assert set(waiting_for_copies.values()) <= {1}
+        num_in_flight += waiting_for_copies
         assert num_in_flight.keys() <= self._requests.keys()
         for request_id, request in self._requests.items():
             is_finished = request.finish_reason is not None
@@ -535,5 +679,7 @@ class Scheduler:
         assert len(self._running) <= self.config.max_num_seqs
         assert self._num_received == len(self._waiting) + len(self._running) + sum(self._num_finished.values())
         for step in self._in_flight.values():
-            assert 0 < len(step.request_ids) == len(set(step.request_ids)) <= self.config.max_num_seqs
-            assert 0 < step.num_tokens <= self.config.max_num_batched_tokens
+            assert not step.is_empty
+            assert len(step.request_ids) == len(set(step.request_ids)) <= self.config.max_num_seqs
+            assert all(step.num_scheduled_tokens)
+            assert step.num_tokens <= self.config.max_num_batched_tokens

@@ -63,6 +63,14 @@ class SchedulerOutput:
     """Scheduled requests whose table starts anew (resumed after preemption): clear it, then append."""
     finished_request_ids: list[int] = field(default_factory=list)
     """Requests to forget, before anything else in this step is done."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Blocks to copy, in order, before the step writes anything: (source, destination). Ids from `num_blocks` on are
+    the tier's. A step may have copies and no requests."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to submit."""
+        return not self.request_ids and not self.copies
 
     @property
     def num_tokens(self) -> int:
@@ -96,6 +104,12 @@ class ModelRunnerOutput:
     """By request, the next of its prompt's tokens in order, the first token left out; no token comes twice."""
     embeddings: dict[int, bytes] = field(default_factory=dict)
     """Of requests that are pooled instead of sampled, little-endian float32; absent above."""
+    failed_copies: list[int] = field(default_factory=list)
+    """Indices into the step's `copies` of those that could not be done; their destinations hold nothing of use."""
+    copy_s: float = 0.0
+    """How long the copies took."""
+    compute_s: float = 0.0
+    """How long the rest of the step took; 0 where nobody measures."""
 
 
 class TokenMasks(Protocol):

@@ -65,7 +65,8 @@ class LLMEngine:
         if self.is_pooling:
             raise InvalidRequestError("This engine embeds texts (--runner pooling); it does not generate.")
         params = request.sampling_params
-        self.limits.check(request.prompt_token_ids, params)
+        limits = self._limits_now()
+        limits.check(request.prompt_token_ids, params)
         structure = params.structured_outputs
         is_ready = structure is None or self.grammars.open(request.request_id, structure)
         self.scheduler.add_request(
@@ -73,7 +74,7 @@ class LLMEngine:
                 request.request_id,
                 request.prompt_token_ids,
                 params,
-                max_tokens=self.limits.max_tokens(len(request.prompt_token_ids), params),
+                max_tokens=limits.max_tokens(len(request.prompt_token_ids), params),
                 eos_token_ids=self.eos_token_ids,
                 stop_token_ids=frozenset(params.stop_token_ids),
                 seed=self._draw_seed(request.request_id) if params.seed is None else params.seed,
@@ -83,6 +84,12 @@ class LLMEngine:
             ),
             is_ready=is_ready,
         )
+
+    def _limits_now(self) -> RequestLimits:
+        """Without the tier, if that has failed."""
+        if not self.scheduler.is_tier_closed:
+            return self.limits
+        return replace(self.limits, kv_capacity_tokens=self.scheduler.kv_capacity_tokens)
 
     def add_pooling(self, request: AddPooling) -> None:
         """Queue a text to embed. Raises InvalidRequestError for one that can never be served."""
@@ -119,7 +126,7 @@ class LLMEngine:
         refusals = self._take_built_grammars()
         while len(self._in_flight) < self.max_steps_in_flight:
             scheduler_output = self.scheduler.schedule()
-            if not scheduler_output.request_ids:
+            if scheduler_output.is_empty:
                 break
             self._started += (new.request_id for new in scheduler_output.new_requests)
             self._in_flight.append((scheduler_output, self.executor.submit(scheduler_output)))

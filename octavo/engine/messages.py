@@ -65,12 +65,15 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     kv_capacity_tokens: int
-    """Tokens that one request can have computed at once: in the pool or, in an encoder without one, in a step."""
+    """Tokens that one request can have computed at once: in pool and tier or, in an encoder without these, in a
+    step."""
     dtype: str
     kv_cache_dtype: str
     provider: str
     num_threads: int
     eos_token_ids: list[int]
+    num_swap_blocks: int = 0
+    """Blocks of the second tier."""
     sampling_defaults: dict[str, int | float] = {}
     """The model's, for requests that set no others."""
     pooling: PoolingConfig | None = None

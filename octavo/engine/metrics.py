@@ -160,6 +160,9 @@ class _StatsCollector(Collector):
         yield self._gauge("gpu_cache_usage", "The same as vllm:kv_cache_usage_perc.", usage)
         free = stats.num_blocks - stats.num_used_blocks
         yield self._gauge("num_available_blocks", "KV blocks that are free or hold only cached prefixes.", free)
+        swap_usage = stats.num_used_swap_blocks / stats.num_swap_blocks if stats.num_swap_blocks else 0.0
+        yield self._gauge("num_requests_swapped", "Requests that wait, swapped out.", stats.num_swapped)
+        yield self._gauge("cpu_cache_usage_perc", "Share of the tier's blocks that requests hold.", swap_usage)
         yield self._counter("num_requests", "Requests received by the engine.", stats.num_received)
         yield self._plain("num_requests_succeeded", "Requests that finished.", finished["stop"] + finished["length"])
         yield self._plain("num_requests_failed", "Requests that ended with an error.", finished["error"])
@@ -193,7 +196,11 @@ class _StatsCollector(Collector):
 
     def _own_counters(self, stats: SchedulerStats) -> Iterator[Metric]:
         """What vLLM has no name for."""
-        preemptions, hits = {"recompute": stats.num_preemptions}, {"pool": stats.prefix_cache_hits}
+        num_swaps, num_tier_hits = stats.num_swap_preemptions, stats.tier_prefix_cache_hits
+        preemptions = {"recompute": stats.num_preemptions - num_swaps, "swap": num_swaps}
+        hits = {"pool": stats.prefix_cache_hits - num_tier_hits, "swap": num_tier_hits}
+        copied = {"in": stats.num_blocks_swapped_in, "out": stats.num_blocks_swapped_out}
+        copied_bytes = {direction: num_blocks * stats.block_bytes for direction, num_blocks in copied.items()}
         evicted = {"pool": stats.num_evicted_blocks}
         lengths = {
             "predicted": stats.num_predicted_tokens,
@@ -202,6 +209,8 @@ class _StatsCollector(Collector):
         }
         yield self._by("octavo:preemptions", "Times a running request was put back.", "mode", preemptions)
         yield self._by("octavo:prefix_cache_hits", "Prompt tokens found in the cache.", "tier", hits)
+        yield self._by("octavo:swapped_blocks", "KV blocks copied to the tier or back.", "direction", copied)
+        yield self._by("octavo:swapped_bytes", "The same in bytes.", "direction", copied_bytes)
         yield self._by("octavo:evicted_blocks", "Cached KV blocks given up for others.", "tier", evicted)
         yield self._by("octavo:output_length_tokens", "Output lengths of finished requests, added up.", "kind", lengths)
 

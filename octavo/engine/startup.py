@@ -1,6 +1,7 @@
 """build_engine: from a user's options to an engine that is ready to step, one timed stage after the other."""
 
 import math
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from octavo.kernels.provider import ProviderName, progress_counter, resolve_ops
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.weights import packed_bytes, quantized_form
 from octavo.models.loader import CausalLM, load_encoder, load_model
-from octavo.runner.device import available_cpus, free_memory_bytes, measure_flops_per_s
+from octavo.runner.device import available_cpus, free_disk_bytes, free_memory_bytes, measure_flops_per_s
 from octavo.runner.model_runner import ModelRunner
 from octavo.runner.pooling_runner import DecoderPoolingRunner, EncoderRunner
 from octavo.sampling_params import SamplingParams
@@ -106,6 +107,8 @@ def _gather_facts(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Ops, Fa
         provider=ops.name,
         num_threads=num_threads,
         free_memory_bytes=free_memory_bytes(),
+        temporary_dir=tempfile.gettempdir(),
+        free_disk_bytes=free_disk_bytes(config.kv_cache_dir or tempfile.gettempdir()),
         num_parameters=sum(math.prod(tensor.shape) for tensor in tensors),
         flops_per_s=measure_flops_per_s(ops, checkpoint.config.hidden_size, dtype, form, int8_activations),
         packed_bytes=sum(packed_bytes(tensor) for tensor in tensors) if has_blocks else None,
@@ -155,6 +158,11 @@ def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner, gr
             scheduling_policy=config.scheduling_policy,
             admission_policy=config.admission_policy,
             seed=config.seed,
+            num_swap_blocks=config.num_swap_blocks,
+            preemption_mode=config.preemption_mode,
+            block_bytes=config.block_bytes,
+            prefill_tokens_per_s=config.prefill_tokens_per_s,
+            copy_bytes_per_s=_copy_rate(runner),
         )
     )
     limits = RequestLimits(
@@ -178,6 +186,12 @@ def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner, gr
     )
 
 
+def _copy_rate(runner: Runner) -> float:
+    """Bytes a second between the pool and the tier, if there is one."""
+    tier = runner.tier if isinstance(runner, ModelRunner) else None
+    return tier.measure() if tier is not None else 1.0
+
+
 def _warm_up(runner: Runner, config: ResolvedConfig) -> None:
     """Compute a step that is nobody's, so that the first request does not pay for first touches."""
     prompt = [0] * min(config.block_size, config.max_num_batched_tokens, config.max_model_len)
@@ -197,6 +211,7 @@ def _describe(config: ResolvedConfig, checkpoint: Checkpoint, start_seconds: dic
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         kv_capacity_tokens=config.kv_capacity_tokens,
+        num_swap_blocks=config.num_swap_blocks,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         provider=config.provider,

@@ -181,7 +181,7 @@ class Ops:
         num_tokens = qkv.shape[0]
         block_size = kv_cache.shape[3]
         heads = qkv.float().view(num_tokens, num_heads + 2 * num_kv_heads, -1)
-        query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        query, key, value = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
         query = query if q_norm is None else Ops.rms_norm(self, query, q_norm, norm_eps, torch.float32)
         key = key if k_norm is None else Ops.rms_norm(self, key, k_norm, norm_eps, torch.float32)
         rotated = torch.cat((query, key), dim=1)

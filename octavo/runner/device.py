@@ -1,6 +1,7 @@
 """Facts of the machine: CPUs that may be used, memory that is free, and the arithmetic rate of an ops provider."""
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -10,7 +11,7 @@ import torch
 from octavo.kernels.ops import Ops
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
 
-__all__ = ["available_cpus", "free_memory_bytes", "measure_flops_per_s"]
+__all__ = ["available_cpus", "free_disk_bytes", "free_memory_bytes", "measure_flops_per_s"]
 
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -26,6 +27,14 @@ def available_cpus() -> int:
 def free_memory_bytes() -> int:
     """What this process can still allocate: the machine's available memory, or less where a cgroup has less left."""
     return int(min([_meminfo_available(), *map(_cgroup_memory_left, _own_cgroups("memory"))]))
+
+
+def free_disk_bytes(folder: str) -> int:
+    """What this process may still write in a folder; nothing in one that is not there."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
 
 
 def _own_cgroups(controller: str) -> Iterator[Path]:

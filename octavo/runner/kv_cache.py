@@ -1,4 +1,5 @@
-"""The KV pool: a zeroed cache tensor for each place in a group, committed page by page as blocks are first written."""
+"""The KV pool: a zeroed cache tensor for each place in a group, committed page by page as blocks are first written; and
+the tier behind it."""
 
 import mmap
 
@@ -6,9 +7,11 @@ import numpy as np
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig
+from octavo.config import ResolvedConfig
 from octavo.kernels.ops import Ops
+from octavo.runner.tier_file import TierFile, TierLayout
 
-__all__ = ["allocate_kv_caches", "zeros_on_demand"]
+__all__ = ["allocate_kv_caches", "make_tier_file", "zeros_on_demand"]
 
 KV_DTYPES = {
     "float32": torch.float32,
@@ -19,19 +22,45 @@ KV_DTYPES = {
 }
 
 
+def make_tier_file(ops: Ops, model: ModelConfig, config: ResolvedConfig) -> TierFile | None:
+    """The tier that the configuration asks for, in a file."""
+    if not config.num_swap_blocks:
+        return None
+    dtype = KV_DTYPES[config.kv_cache_dtype]
+    shape = ops.kv_cache_shape(1, config.block_size, model.num_key_value_heads, model.head_dim, dtype)
+    sizes = (int(np.prod(shape)) * dtype.itemsize,) * (max(_places(model).values()) + 1)
+    layout = TierLayout(config.num_swap_blocks, config.block_size, config.kv_cache_dtype, sizes)
+    return TierFile(config.kv_cache_dir, layout, config.num_blocks)
+
+
 def allocate_kv_caches(
-    ops: Ops, model: ModelConfig, num_blocks: int, block_size: int, kv_cache_dtype: str, device: torch.device
+    ops: Ops,
+    model: ModelConfig,
+    num_blocks: int,
+    block_size: int,
+    kv_cache_dtype: str,
+    device: torch.device,
+    tier: TierFile | None = None,
 ) -> list[torch.Tensor]:
-    """The cache of each layer, of `Ops.kv_cache_shape`, filled with zeros. Layers in the same place of their groups
-    share one: no block is used by two groups at once."""
+    """The cache of each layer, of `Ops.kv_cache_shape`, filled with zeros, and behind them the tier's blocks. Layers in
+    the same place of their groups share one: no block is used by two groups at once."""
     dtype = KV_DTYPES[kv_cache_dtype]
+    num_blocks += 0 if tier is None else tier.layout.num_blocks
     shape = ops.kv_cache_shape(num_blocks, block_size, model.num_key_value_heads, model.head_dim, dtype)
-    place_of = {layer: place for group in model.kv_groups for place, layer in enumerate(group.layers)}
-    caches = [
-        zeros_on_demand(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
-        for _ in range(max(place_of.values()) + 1)
-    ]
+
+    def cache(place: int) -> torch.Tensor:
+        if tier is not None:
+            return tier.cache(place, dtype, shape)
+        return zeros_on_demand(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+
+    place_of = _places(model)
+    caches = [cache(place) for place in range(max(place_of.values()) + 1)]
     return [caches[place_of[layer]] for layer in range(model.num_hidden_layers)]
+
+
+def _places(model: ModelConfig) -> dict[int, int]:
+    """Each layer's place in its group."""
+    return {layer: place for group in model.kv_groups for place, layer in enumerate(group.layers)}
 
 
 def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -4,6 +4,8 @@ Knows nothing of queues, budgets or why a request is in the step.
 """
 
 import math
+import time
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +19,14 @@ from octavo.kernels.sampling import NOT_FINITE
 from octavo.models.loader import CausalLM
 from octavo.runner.capture import make_forward
 from octavo.runner.input_batch import InputBatch, StepInputs
-from octavo.runner.kv_cache import allocate_kv_caches
+from octavo.runner.kv_cache import allocate_kv_caches, make_tier_file
 from octavo.runner.logprobs import PromptLogprobs
 from octavo.runner.sampler import FAILURES, SampledTokens, Sampler
+from octavo.runner.tier_file import CopyResult
 
 __all__ = ["ModelRunner"]
+
+NOTHING_COPIED = CopyResult([], 0.0)
 
 
 class ModelRunner:
@@ -36,8 +41,9 @@ class ModelRunner:
     ) -> None:
         """`masks` has what structured output allows; without it every request is free."""
         self.masks = masks
+        self.tier = make_tier_file(ops, model_config, config)
         self.kv_caches = allocate_kv_caches(
-            ops, model_config, config.num_blocks, config.block_size, config.kv_cache_dtype, device
+            ops, model_config, config.num_blocks, config.block_size, config.kv_cache_dtype, device, self.tier
         )
         self.forward = make_forward(model, ops, config, self.kv_caches, device)
         self.batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size, len(config.group_windows))
@@ -47,7 +53,16 @@ class ModelRunner:
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step. Steps are executed in the order in which they were scheduled."""
         self._update_requests(step)
+        copied = self.tier.copy(step.copies) if self.tier is not None else NOTHING_COPIED
+        start = time.perf_counter()
+        output = self._compute(step) if step.request_ids else ModelRunnerOutput([], [], [])
+        compute_s = time.perf_counter() - start
+        return replace(output, failed_copies=copied.failed, copy_s=copied.seconds, compute_s=compute_s)
+
+    def _compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         inputs = self.batch.prepare(step)
+        if self.tier is not None:
+            self.tier.populate(_blocks_read(inputs, self.batch.block_size))
         self.forward.run(inputs)
         prompt_logprobs = self.prompt_logprobs.compute(step, inputs, self.forward.logits)
         request_ids = [step.request_ids[i] for i in inputs.sampled.tolist()]
@@ -99,6 +114,12 @@ def _output(
         failed=failed,
         prompt_logprobs={i: entries for i, entries in prompt_logprobs.items() if i not in failed},
     )
+
+
+def _blocks_read(inputs: StepInputs, block_size: int) -> npt.NDArray[np.int32]:
+    """Ids of the blocks that the step's attention reads."""
+    tables = np.stack(inputs.block_tables)
+    return tables[:, np.arange(tables.shape[2]) * block_size < inputs.seq_lens[:, None]]
 
 
 def _has_nan(entries: list[TokenLogprobs]) -> bool:

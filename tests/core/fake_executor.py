@@ -65,7 +65,8 @@ class FakeStepHandle:
 
 class FakeExecutor:
     """Steps named in `failing_step_ids` leave garbage in the slots they were to write, and raise; requests named in
-    `failing_request_ids` come back as failed when they are to be sampled."""
+    `failing_request_ids` come back as failed when they are to be sampled; copies in steps of `failing_copy_step_ids`
+    leave garbage too. `num_blocks` counts the tier's."""
 
     def __init__(self, num_blocks: int, block_size: int, windows: Sequence[int] = (0,)) -> None:
         self.block_size = block_size
@@ -75,6 +76,7 @@ class FakeExecutor:
         self.steps: list[SchedulerOutput] = []
         self.failing_step_ids: set[int] = set()
         self.failing_request_ids: set[int] = set()
+        self.failing_copy_step_ids: set[int] = set()
 
     def submit(self, scheduler_output: SchedulerOutput) -> FakeStepHandle:
         self.steps.append(scheduler_output)
@@ -90,6 +92,12 @@ class FakeExecutor:
                 table.clear()
         result = ModelRunnerOutput([], [], [])
         fails = step.step_id in self.failing_step_ids
+        blocks = self.kv_cache.reshape(-1, self.block_size)
+        for index, (source, destination) in enumerate(step.copies):
+            blocks[destination] = blocks[source]
+            if fails or step.step_id in self.failing_copy_step_ids:
+                blocks[destination] = -1
+                result.failed_copies.append(index)
         for index, request_id in enumerate(step.request_ids):
             row, start = self.rows[request_id], step.num_computed_tokens[index]
             seen: list[int] = []

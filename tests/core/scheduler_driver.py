@@ -27,6 +27,7 @@ class SchedulerDriver:
         scheduling_policy: str = "fcfs",
         admission_policy: str = "greedy",
         windows: tuple[int, ...] = (0,),
+        num_swap_blocks: int = 0,
         **options: Any,
     ) -> None:
         self.num_steps_in_flight = num_steps_in_flight
@@ -40,11 +41,13 @@ class SchedulerDriver:
                 enable_prefix_caching=enable_prefix_caching,
                 scheduling_policy=scheduling_policy,
                 admission_policy=admission_policy,
-                **options,
+                num_swap_blocks=num_swap_blocks,
+                block_bytes=1,
+                **({"copy_bytes_per_s": 100.0} | options),
                 group_windows=windows,
             )
         )
-        self.executor = FakeExecutor(num_blocks, block_size, windows)
+        self.executor = FakeExecutor(num_blocks + num_swap_blocks, block_size, windows)
         self.in_flight: deque[tuple[SchedulerOutput, FakeStepHandle]] = deque()
         self.requests: dict[int, Request] = {}
         self.deltas: list[RequestDelta] = []
@@ -88,7 +91,7 @@ class SchedulerDriver:
         """Schedule and submit one step; None when there is no work."""
         step = self.scheduler.schedule()
         self.scheduler.check()
-        if not step.request_ids:
+        if step.is_empty:
             return None
         self.in_flight.append((step, self.executor.submit(step)))
         return step

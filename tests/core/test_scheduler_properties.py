@@ -39,6 +39,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         admission_policy=st.sampled_from(["greedy", "predicted"]),
         kv_eviction_policy=st.sampled_from(["lru", "fifo", "random"]),
         windows=st.sampled_from([(0,), (0,), (5,), (3, 0), (2, 2, 9)]),
+        num_swap_blocks=st.sampled_from([0, 0, 3, 12, 40]),
+        preemption_mode=st.sampled_from(["auto", "recompute", "swap"]),
     )
     def start(self, **options: Any) -> None:
         self.driver = SchedulerDriver(num_steps_in_flight=self.num_steps_in_flight, **options)
@@ -67,7 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache_salt: str | None,
         priority: int,
     ) -> None:
-        capacity = self.driver.scheduler.config.kv_capacity_tokens
+        capacity = self.driver.scheduler.kv_capacity_tokens
         if not capacity:
             return
         prompt = (prefix[:num_common] + rest)[:capacity]
@@ -118,6 +120,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         step, _ = data.draw(st.sampled_from(list(self.driver.in_flight)))
         self.driver.executor.failing_step_ids.add(step.step_id)
 
+    @precondition(lambda self: any(step.copies for step, _ in self.driver.in_flight))
+    @rule(data=st.data())
+    def fail_copies(self, data: st.DataObject) -> None:
+        step, _ = data.draw(st.sampled_from([flight for flight in self.driver.in_flight if flight[0].copies]))
+        self.driver.executor.failing_copy_step_ids.add(step.step_id)
+
     @precondition(lambda self: self.driver.requests)
     @rule(data=st.data())
     def fail_a_request(self, data: st.DataObject) -> None:
@@ -149,7 +157,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.driver.executor.failing_step_ids.clear()
         self.driver.executor.failing_request_ids.clear()
         for prefix in PREFIXES:
-            prompt = prefix[: self.driver.scheduler.config.kv_capacity_tokens]
+            prompt = prefix[: self.driver.scheduler.kv_capacity_tokens]
             if not prompt:
                 continue
             request = self.driver.add(prompt, max_tokens=1)

@@ -1,0 +1,41 @@
+"""SwapCost: whether a preempted request is cheaper to recompute or to swap, from rates that others measure.
+
+Reads no clock: the runner's outputs say how long steps and copies took.
+"""
+
+from typing import Literal
+
+__all__ = ["PreemptionChoice", "PreemptionMode", "SwapCost", "cheaper_preemption"]
+
+PreemptionChoice = Literal["recompute", "swap"]
+PreemptionMode = Literal["auto", "recompute", "swap"]
+
+RATE_WEIGHT = 0.2
+"""Of the newest measurement in the running mean."""
+
+
+def cheaper_preemption(
+    num_tokens: int, num_copied_bytes: int, tokens_per_s: float, bytes_per_s: float
+) -> PreemptionChoice:
+    """Recomputing takes the tokens' time, swapping that of the bytes copied out and in; recompute where they tie."""
+    return "swap" if num_copied_bytes / bytes_per_s < num_tokens / tokens_per_s else "recompute"
+
+
+class SwapCost:
+    """Running means of two rates, and the choice that follows from them."""
+
+    def __init__(self, tokens_per_s: float, bytes_per_s: float) -> None:
+        self.tokens_per_s = tokens_per_s
+        """Prefill rate."""
+        self.bytes_per_s = bytes_per_s
+        """Rate of copies between the pool and the tier."""
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        """A step that was full enough for its rate to be that of a prefill."""
+        self.tokens_per_s += RATE_WEIGHT * (num_tokens / seconds - self.tokens_per_s)
+
+    def observe_copies(self, num_bytes: int, seconds: float) -> None:
+        self.bytes_per_s += RATE_WEIGHT * (num_bytes / seconds - self.bytes_per_s)
+
+    def choose(self, num_tokens: int, num_copied_bytes: int) -> PreemptionChoice:
+        return cheaper_preemption(num_tokens, num_copied_bytes, self.tokens_per_s, self.bytes_per_s)
