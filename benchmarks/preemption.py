@@ -1,6 +1,6 @@
 """Swap against recompute on a load that preempts, and the automatic choice between them.
 
-    python benchmarks/preemption.py [--requests 24] [--prompt 192] [--output 48] [--pool 0.35] [--repeats 5]
+    python benchmarks/preemption.py [--requests 24] [--prompt 128] [--output 128] [--pool 0.35] [--repeats 5]
 
 All requests come at once; the pool holds a share of what they need, the tier all of it. The modes take turns, so that
 noise of the machine hits all alike, and the best of each mode's times counts. Without prefix caching, so that what is
@@ -35,8 +35,8 @@ def load(mode: str, num_blocks: int, num_swap_blocks: int, max_num_batched_token
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=24)
-    parser.add_argument("--prompt", type=int, default=192)
-    parser.add_argument("--output", type=int, default=48)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--output", type=int, default=128)
     parser.add_argument("--pool", type=float, default=0.35)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-num-batched-tokens", type=int, default=128)

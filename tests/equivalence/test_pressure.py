@@ -87,6 +87,22 @@ def test_no_pool_mode_or_tier_changes_a_bit(
         assert stats.num_swap_preemptions == 0
 
 
+@pytest.mark.parametrize(
+    ("family", "kv_cache_dtype", "block_bytes"), [("llama", "int8", 3840), ("qwen2-window", "bfloat16", 2048)]
+)
+def test_quantised_caches_and_tables_with_windows_are_swapped_bit_for_bit(
+    tmp_path: Path, family: str, kv_cache_dtype: str, block_bytes: int
+) -> None:
+    options: dict[str, Any] = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype, "max_num_batched_tokens": 64}
+    model = str(make_folder(tmp_path, family))
+    expected = bits(load(model, 80, block_bytes, max_num_seqs=1, **options), TINY_PROMPTS)
+    llm = load(
+        model, 16 if family == "llama" else 22, block_bytes, num_swap_blocks=60, preemption_mode="swap", **options
+    )
+    assert bits(llm, TINY_PROMPTS) == expected
+    assert llm.engine.stats().num_swap_preemptions > 0
+
+
 @pytest.mark.parametrize("enforce_eager", [True, False])
 @pytest.mark.parametrize("async_scheduling", [True, False])
 def test_a_sequence_longer_than_the_pool_gives_the_same_bits(
