@@ -520,6 +520,8 @@ class Scheduler:
     def _observe_times(self, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
         if step.copies and result.copy_s > 0:
             self._swap_cost.observe_copies(len(step.copies) * self.config.block_bytes, result.copy_s)
+        if result.compute_s > 0 and step.request_ids:
+            self._swap_cost.observe_step(result.compute_s)
         if result.compute_s > 0 and 2 * step.num_tokens >= self.config.max_num_batched_tokens:
             self._swap_cost.observe_prefill(step.num_tokens, result.compute_s)
 
