@@ -642,7 +642,9 @@ class Scheduler:
         """Fail requests that are longer than the pool, when the tier has failed that was to hold their rest."""
         if not self._kv.tier.is_closed:
             return []
-        unfitting = [r for r in self._requests.values() if r.finish_reason is None and self._kv.is_long(r.num_tokens)]
+        going_on = [request for request in self._requests.values() if request.finish_reason is None]
+        # The last token that a request may sample is never computed with.
+        unfitting = [r for r in going_on if self._kv.is_long(min(r.num_tokens, r.most_computed_tokens))]
         return [
             delta
             for request in unfitting
