@@ -50,7 +50,19 @@ def row_ops(ops: CpuOps, dtype: torch.dtype) -> dict[str, tuple[int, Callable[[t
         "l2_normalize": (100, ops.l2_normalize),
         "gelu": (101, ops.gelu),
         "silu_mul": (202, ops.silu_mul),
+        "gelu_tanh_mul": (202, ops.gelu_tanh_mul),
+        "scale": (101, lambda x: ops.scale(x.float(), 25.25)),
+        "rope_write_kv with norms": (4 * 48, lambda x: rotated_queries(ops, x)),
     }
+
+
+def rotated_queries(ops: CpuOps, x: torch.Tensor) -> torch.Tensor:
+    """Of two query heads of 48, normed before; one key-value head."""
+    norm, angles = torch.linspace(0.5, 2, 48), torch.linspace(-1, 1, 24).unsqueeze(0)
+    cache = torch.zeros(ops.kv_cache_shape(-(-len(x) // 16), 16, 1, 48, torch.float32))
+    slots, positions = torch.arange(len(x), dtype=torch.int32), torch.zeros(len(x), dtype=torch.int32)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    return ops.rope_write_kv(x, positions, cos_sin, cache, slots, 2, 1, norm, norm, 1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
