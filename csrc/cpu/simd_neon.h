@@ -1,5 +1,5 @@
-// The sixteen lanes of simd.h as four NEON registers. Included there, inside its namespace; knows aarch64 as it was first
-// defined, so that every such CPU runs it.
+// The sixteen lanes of simd.h as four NEON registers. Included there, inside its namespace. Keeps to what aarch64 had at
+// first, so that every such CPU runs it.
 
 struct Vec {
     float32x4_t quarter[4];
@@ -15,8 +15,8 @@ constexpr int kInt8Rows = 2;
 constexpr int kInt8Panels = 1;
 
 // The expression for each quarter i, which is a constant there, so that quarters stay in registers.
-#define OCTAVO_QUARTERS(EXPRESSION)                                                       \
-    const auto at = [&](int i) __attribute__((always_inline)) { return (EXPRESSION); };   \
+#define OCTAVO_QUARTERS(EXPRESSION)                                                     \
+    const auto at = [&](int i) __attribute__((always_inline)) { return (EXPRESSION); }; \
     return {{at(0), at(1), at(2), at(3)}}
 
 OCTAVO_INLINE uint32x4_t bits_of(float32x4_t a) { return vreinterpretq_u32_f32(a); }
@@ -138,10 +138,12 @@ OCTAVO_INLINE float reduce_max_magnitude(Vec a, Vec b) {
     }
     return float_of(vmaxvq_u32(most));
 }
-OCTAVO_INLINE uint32x4_t load_two_words(const bf16* p, int i) { return vreinterpretq_u32_u16(vld1q_u16(&p->bits + 8 * i)); }
-OCTAVO_INLINE Vec load_first(const bf16* p) { OCTAVO_QUARTERS(float_of(vshlq_n_u32(load_two_words(p, i), 16))); }
+OCTAVO_INLINE uint32x4_t load_pairs(const bf16* p, int i) {
+    return vreinterpretq_u32_u16(vld1q_u16(&p->bits + 8 * i));
+}
+OCTAVO_INLINE Vec load_first(const bf16* p) { OCTAVO_QUARTERS(float_of(vshlq_n_u32(load_pairs(p, i), 16))); }
 OCTAVO_INLINE Vec load_second(const bf16* p) {
-    OCTAVO_QUARTERS(float_of(vandq_u32(load_two_words(p, i), vdupq_n_u32(0xffff0000))));
+    OCTAVO_QUARTERS(float_of(vandq_u32(load_pairs(p, i), vdupq_n_u32(0xffff0000))));
 }
 
 #undef OCTAVO_QUARTERS

@@ -1,4 +1,4 @@
-"""Every op on CPUs that this machine is not: octavo_check (csrc/cpu/tests/check.cpp), emulated by Debian's qemu-user."""
+"""Every op on CPUs that this machine is not: octavo_check (csrc/cpu/tests/check.cpp) under qemu-user."""
 
 import os
 import platform

@@ -128,8 +128,8 @@ std::string text(const Shape& s) {
 }
 
 void check_linear(const Shape& s, DType x_dtype, DType weight_dtype, DType out_dtype) {
-    const std::string dtypes = std::string(name_of(x_dtype)) + " * " + name_of(weight_dtype) + " -> " + name_of(out_dtype);
-    compare("linear, embedding " + dtypes + " " + text(s), [&](Random& random, Output& out) {
+    const std::string x = name_of(x_dtype), weight = name_of(weight_dtype), y = name_of(out_dtype);
+    compare("linear, embedding " + x + " * " + weight + " -> " + y + " " + text(s), [&](Random& random, Output& out) {
         const Buffer x = random.numbers(s.num_tokens * s.num_cols, x_dtype);
         const Buffer weight = random.numbers(s.num_rows * s.num_cols, weight_dtype);
         const Buffer bias = random.numbers(s.num_rows);
@@ -138,7 +138,8 @@ void check_linear(const Shape& s, DType x_dtype, DType weight_dtype, DType out_d
         pack({weight.as(), packed.as(), s.num_rows, s.num_cols, weight_dtype});
         append(out, packed);
         const Buffer rows(s.num_tokens * s.num_cols * 4);
-        embedding({token_ids.data(), packed.as(), rows.as<float>(), s.num_tokens, s.num_rows, s.num_cols, weight_dtype});
+        embedding(
+            {token_ids.data(), packed.as(), rows.as<float>(), s.num_tokens, s.num_rows, s.num_cols, weight_dtype});
         append(out, rows);
         for (const float* b : {static_cast<const float*>(nullptr), static_cast<const float*>(bias.as<float>())}) {
             const Buffer y(s.num_tokens * s.num_rows * item_bytes(out_dtype));
@@ -146,6 +147,39 @@ void check_linear(const Shape& s, DType x_dtype, DType weight_dtype, DType out_d
                     weight_dtype, out_dtype});
             append(out, y);
         }
+    });
+}
+
+// Every bit pattern to float32.
+void check_widening(DType dtype) {
+    compare(std::string("embedding of all ") + name_of(dtype), [&](Random&, Output& out) {
+        const int64_t num_rows = 4096, num_cols = 16;
+        const Buffer weight(num_rows * num_cols * 2), packed(packed_size(num_rows, num_cols, dtype) * 2);
+        const Buffer rows(num_rows * num_cols * 4);
+        std::vector<int32_t> token_ids;
+        for (int64_t i = 0; i < num_rows * num_cols; ++i) weight.as<uint16_t>()[i] = uint16_t(i);
+        for (int32_t i = 0; i < num_rows; ++i) token_ids.push_back(i);
+        pack({weight.as(), packed.as(), num_rows, num_cols, dtype});
+        embedding({token_ids.data(), packed.as(), rows.as<float>(), num_rows, num_rows, num_cols, dtype});
+        append(out, rows);
+    });
+}
+
+// All kinds of float32, those half-way between two narrow numbers often, times 1.
+void check_narrowing(DType dtype) {
+    compare(std::string("linear by 1 to ") + name_of(dtype), [&](Random& random, Output& out) {
+        const int64_t num_tokens = 20000;
+        const Buffer x(num_tokens * 4), packed(kLanes * 4), y(num_tokens * item_bytes(dtype));
+        for (int64_t i = 0; i < num_tokens; ++i) {
+            const uint32_t bits = static_cast<uint32_t>(random.next()), kind = random.below(4);
+            const uint32_t near = (bits & 0x807fffff) | (100 + random.below(45)) << 23;  // what f16 tells apart
+            const uint32_t numbers[] = {bits, near, (bits & ~0xffffu) | 0x8000, (near & ~0x1fffu) | 0x1000};
+            x.as<uint32_t>()[i] = numbers[kind];
+        }
+        const float one = 1.0f;
+        pack({&one, packed.as(), 1, 1, DType::f32});
+        linear({x.as(), packed.as(), nullptr, y.as(), nullptr, num_tokens, 1, 1, DType::f32, DType::f32, dtype});
+        append(out, y);
     });
 }
 
@@ -305,7 +339,8 @@ void check_sampling(int64_t vocab_size) {
         const auto add = [&](float temperature, int32_t top_k, double top_p, double min_p, const Buffer* allowed) {
             const uint8_t* bits = allowed ? allowed->as<uint8_t>() : nullptr;
             const uint32_t position = uint32_t(rows.size());
-            rows.push_back({random.next(), bits, top_p, min_p, temperature, top_k, 0, position, -1, SampleStatus::good});
+            const uint64_t seed = random.next();
+            rows.push_back({seed, bits, top_p, min_p, temperature, top_k, 0, position, -1, SampleStatus::good});
         };
         for (const Buffer* allowed : {static_cast<const Buffer*>(nullptr), &mask}) {
             add(0.0f, 0, 1.0, 0.0, allowed);
@@ -341,6 +376,8 @@ void check_read_loop() {
 }
 
 void check_all() {
+    for (const DType dtype : {DType::bf16, DType::f16}) check_widening(dtype);
+    for (const DType dtype : kDTypes) check_narrowing(dtype);
     for (const Shape& s : kShapes)
         for (const DType x_dtype : kDTypes)
             for (const DType weight_dtype : kDTypes) {
