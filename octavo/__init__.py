@@ -17,13 +17,15 @@ if TYPE_CHECKING:
         RequestTimeoutError,
         UnknownArchitectureError,
     )
-    from octavo.llm import LLM, EmbeddingOutput, RequestOutput
-    from octavo.sampling_params import SamplingParams, StructuredOutputs
+    from octavo.llm import LLM, BeamSearchOutput, EmbeddingOutput, RequestOutput
+    from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputs
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "CheckpointError",
     "ConfigError",
     "ContextLengthError",
@@ -45,10 +47,12 @@ __all__ = [
 
 _MODULES = {
     "LLM": "octavo.llm",
+    "BeamSearchOutput": "octavo.llm",
     "EmbeddingOutput": "octavo.llm",
     "RequestOutput": "octavo.llm",
     "EngineConfig": "octavo.config",
     "ServerConfig": "octavo.config",
+    "BeamSearchParams": "octavo.sampling_params",
     "SamplingParams": "octavo.sampling_params",
     "StructuredOutputs": "octavo.sampling_params",
 }

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
-from itertools import count
+from itertools import count, islice
 from types import FrameType
 from typing import Any, cast
 
@@ -23,10 +23,10 @@ from octavo.engine.embedding import check_dimensions, cut_off, pooling_of, vecto
 from octavo.engine.messages import AddPooling, AddRequest
 from octavo.engine.startup import StartProgress, build_engine
 from octavo.errors import ConfigError, InvalidRequestError
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.text.text_side import load_text_side
 
-__all__ = ["LLM", "CompletionOutput", "EmbeddingOutput", "RequestOutput"]
+__all__ = ["LLM", "BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "EmbeddingOutput", "RequestOutput"]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}."""
@@ -46,6 +46,8 @@ class CompletionOutput:
     """"stop" (end of sequence, stop token or stop string) or "length"."""
     stop_reason: int | str | None = None
     """The stop token or stop string; None for the model's own end of sequence."""
+    score: float | None = None
+    """Of beam search: by what the completions are ranked."""
 
 
 @dataclass(slots=True)
@@ -59,6 +61,30 @@ class RequestOutput:
     """Prompt tokens whose KV was taken from the prefix cache."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """One entry a token of the prompt, where asked for; None for the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """A prompt and one of its continuations."""
+
+    text: str
+    """Of both, without the token that ended it."""
+    tokens: list[int]
+    """Of both, with the token that ended it."""
+    logprobs: list[TokenLogprobs]
+    """One entry a token of the continuation."""
+    cum_logprob: float
+    score: float
+    """cum_logprob / number of the continuation's tokens ** length_penalty."""
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """A prompt's likeliest continuations, as far as beam search finds them, best first."""
+
+    sequences: list[BeamSearchSequence]
 
 
 @dataclass(slots=True)
@@ -148,6 +174,32 @@ class LLM:
         prompt_list = _as_prompts(prompts)
         encoded = [self._encode(prompt) for prompt in prompt_list]
         return self._run(encoded, self._params(sampling_params, len(encoded)), use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True
+    ) -> list[BeamSearchOutput]:
+        """Search for every prompt's likeliest continuations; results in the prompts' order. Raises as `generate` does.
+
+        Tokens and scores are those of transformers' `generate` with `num_beams` and `num_return_sequences` equal.
+        """
+        return [self._beams(request) for request in self.generate(prompts, params.sampling_params(), use_tqdm=use_tqdm)]
+
+    def _beams(self, request: RequestOutput) -> BeamSearchOutput:
+        prompt = self.tokenizer.decode(request.prompt_token_ids) if request.prompt is None else request.prompt
+        return BeamSearchOutput(
+            [
+                BeamSearchSequence(
+                    prompt + output.text,
+                    request.prompt_token_ids + output.token_ids,
+                    output.logprobs or [],
+                    sum(entry.logprob for entry in output.logprobs or ()),
+                    output.score or 0.0,
+                    output.finish_reason,
+                    output.stop_reason,
+                )
+                for output in request.outputs
+            ]
+        )
 
     def chat(
         self,
@@ -256,15 +308,13 @@ class LLM:
 
     def _add(self, text: str | None, token_ids: list[int], params: SamplingParams) -> RequestOutput:
         request = RequestOutput(text, token_ids, [CompletionOutput(index) for index in range(params.n)])
-        for output in request.outputs:
-            request_id = next(self._request_ids)
+        request_ids = list(islice(self._request_ids, params.n))
+        self.engine.add_request(
+            AddRequest(request_id=request_ids[0], prompt_token_ids=token_ids, sampling_params=params)
+        )
+        for request_id, output in zip(request_ids, request.outputs, strict=True):
             if params.logprobs is not None:
                 output.logprobs = []
-            self.engine.add_request(
-                AddRequest(
-                    request_id=request_id, prompt_token_ids=token_ids, sampling_params=params, choice=output.index
-                )
-            )
             self._open[request_id] = _Sequence(request, output, Choice(self.tokenizer, params), params)
         return request
 
@@ -291,6 +341,7 @@ class LLM:
             output.text += piece.text
         if output.logprobs is not None:
             output.logprobs += piece.logprobs or []
+        output.score = delta.score
         output.finish_reason, output.stop_reason = piece.finish_reason, piece.stop_reason
         if choice.is_finished:
             del self._open[delta.request_id]

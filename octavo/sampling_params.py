@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from octavo.errors import InvalidRequestError
 
-__all__ = ["SamplingParams", "StructuredOutputs"]
+__all__ = ["BeamSearchOptions", "BeamSearchParams", "SamplingParams", "StructuredOutputs"]
 
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_STOP_STRINGS = 64
@@ -87,6 +87,42 @@ def _json_text(schema: object) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchOptions:
+    """How beams are ranked and when the search ends. Names and meanings are transformers'."""
+
+    length_penalty: float = 1.0
+    """Scores are sums of log-probabilities divided by the number of generated tokens to this power: above 0 longer
+    outputs gain."""
+    early_stopping: bool | Literal["never"] = False
+    """When to end, once as many beams ended as are asked for: at once (true); when none that lives is better than the
+    worst of them at its present length (false), or at its longest ("never")."""
+
+    def __post_init__(self) -> None:
+        _check_number("length_penalty", self.length_penalty, -10.0, 10.0, "a number from -10 to 10")
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            _fail("early_stopping", self.early_stopping, 'true, false or "never"')
+
+
+NO_BEAM_SEARCH: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("temperature", (0.0, 1.0)),
+    ("top_p", (1.0,)),
+    ("top_k", (0, -1)),
+    ("min_p", (0.0,)),
+    ("repetition_penalty", (1.0,)),
+    ("presence_penalty", (0.0,)),
+    ("frequency_penalty", (0.0,)),
+    ("logit_bias", ({},)),
+    ("allowed_token_ids", (None,)),
+    ("bad_words", ((),)),
+    ("min_tokens", (0,)),
+    ("stop", ((),)),
+    ("prompt_logprobs", (None,)),
+    ("structured_outputs", (None,)),
+)
+"""Fields that beam search has no place for, and the values that ask for nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose a request's tokens and when to stop. Field names and meanings are vLLM's.
 
@@ -138,6 +174,8 @@ class SamplingParams:
     """The same for each token of the prompt but the first. Such a request does not read the prefix cache."""
     structured_outputs: StructuredOutputs | None = None
     """What the output must conform to. The output ends with it, whatever `ignore_eos` says."""
+    beam_search: BeamSearchOptions | None = None
+    """Instead of sampling, search for the `n` most likely outputs with as many beams."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     detokenize: bool = True
@@ -181,6 +219,20 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if (number := getattr(self, name)) is not None:
                 _check_int(name, number, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}")
+
+        if self.beam_search is not None:
+            self._check_beam_search()
+
+    def _check_beam_search(self) -> None:
+        for name, neutral in NO_BEAM_SEARCH:
+            if getattr(self, name) not in neutral:
+                raise InvalidRequestError(
+                    f"{name} is not supported with beam search, which ranks outputs by the model's own probabilities. "
+                    "Leave the field out.",
+                    param=name,
+                )
+        if self.max_tokens == 0:
+            _fail("max_tokens", 0, "at least 1 with beam search")
 
     def _check_tokens(self) -> None:
         """What restricts the choice of tokens."""
@@ -233,3 +285,36 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """What `LLM.beam_search` is asked for. Field names are vLLM's, and transformers' where vLLM has none."""
+
+    beam_width: int
+    """Beams, and outputs that are returned."""
+    max_tokens: int | None = 16
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    """vLLM's field; anything but 0 is refused."""
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a beam beside the model's own end of sequence."""
+    include_stop_str_in_output: bool = False
+    """Whether the token that ended a beam is part of its text."""
+
+    def sampling_params(self) -> SamplingParams:
+        """Raises InvalidRequestError naming the field that is out of range."""
+        _check_int("beam_width", self.beam_width, 1, 128, "an integer from 1 to 128")
+        if self.temperature != 0.0:
+            _fail("temperature", self.temperature, "0 with beam search")
+        return SamplingParams(
+            n=self.beam_width,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=self.stop_token_ids,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            logprobs=0,
+            beam_search=BeamSearchOptions(length_penalty=self.length_penalty, early_stopping=self.early_stopping),
+        )

@@ -79,6 +79,30 @@ def test_n_completions_are_distinct_and_repeat_for_the_same_seed(llm: LLM) -> No
     assert [o.token_ids for o in first.outputs] == [o.token_ids for o in again.outputs]
 
 
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_choices_that_share_a_prompt_are_those_of_requests_by_themselves(
+    tmp_path: Path, enable_prefix_caching: bool
+) -> None:
+    folder = str(make_folder(tmp_path))
+    params = SamplingParams(n=5, seed=3, max_tokens=20, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    results = []
+    for max_num_seqs in (1, 8):  # with one seat nothing is shared
+        llm = LLM(
+            folder,
+            use_tqdm=False,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=24,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        prompts = [[50 + i % 7 for i in range(length)] for length in (15, 16, 17, 48, 50)]
+        requests = llm.generate(prompts, params, use_tqdm=False)
+        results.append([[(o.token_ids, o.logprobs) for o in request.outputs] for request in requests])
+        results[-1].append([request.prompt_logprobs for request in requests])
+        assert all(len(request.prompt_logprobs or ()) == len(request.prompt_token_ids) for request in requests)
+    assert results[0] == results[1]
+    assert llm.engine.stats().num_preemptions == 0
+
+
 def test_requests_without_a_seed_differ(llm: LLM) -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     outputs = llm.generate(["the night"] * 4, params, use_tqdm=False)

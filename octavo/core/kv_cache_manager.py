@@ -26,7 +26,9 @@ class KVCacheManager:
 
     Invariants: a table holds exactly the blocks that `num_computed_tokens` tokens need, and only grows at its tail; its
     null entries come first, and no token that is still to be computed sees them; a block carries a hash only when it is
-    full of known tokens that were scheduled, and then it is the hash of those; one that is not full is in the pool.
+    full of known tokens that were scheduled, and then it is the hash of those; one that is not full is in the pool. It
+    may be shared by requests that forked; whoever is first to write on gets a copy (copy on write), so that all who
+    share a block have the same tokens in it.
     With no groups, as for encoders, tables are empty and every request fits.
 
     A request whose tokens do not fit into the pool is *long*: it keeps at most half of the pool, and its oldest blocks
@@ -59,6 +61,8 @@ class KVCacheManager:
         self._tables: dict[int, BlockTables] = {}
         self._unwritten: set[int] = set()  # blocks that are shared before the step that is being scheduled writes them
         self._num_registered: dict[int, int] = {}  # leading blocks of each request's tables that were offered for reuse
+        self._replaced: set[int] = set()  # requests whose tables changed otherwise than at their tail
+        self._copies: list[tuple[int, int]] = []  # to be made before the next step
 
     def match_prefix(self, request: Request) -> BlockTables:
         """The longest prefix in whole blocks, short of the last token, that need not be computed: of one that was
@@ -190,20 +194,55 @@ class KVCacheManager:
         return num_blocks * self.block_size
 
     def allocate(self, request: Request, num_new_tokens: int) -> BlockTables | None:
-        """Grow the tables by what the next tokens need. Returns the new block ids; None, changing nothing, if the pool
-        has too few."""
+        """Grow the tables by what the next tokens need, and copy a block that others share before they are written to
+        it. Returns the new block ids; None, changing nothing, if the pool has too few."""
         tables = self._tables[request.request_id]
         if not tables:
             return self._no_blocks
         num_new = self._num_blocks(request.num_computed_tokens + num_new_tokens) - len(tables[0])
-        if not num_new:
+        shared = self._shared_tails(request, tables)
+        if not num_new and not shared:
             return self._no_blocks
-        if num_new * self.num_groups > self.pool.num_free:
+        if num_new * self.num_groups + len(shared) > self.pool.num_free:
             return None
+        for table in shared:
+            self._copy_tail(request.request_id, table)
         new_block_ids = tuple(self.pool.allocate(num_new) for _ in tables)
         for table, block_ids in zip(tables, new_block_ids, strict=True):
             table.extend(block_ids)
         return new_block_ids
+
+    def _shared_tails(self, request: Request, tables: BlockTables) -> list[list[int]]:
+        """The tables whose last block is shared though it is not full, so that the next token is written to it."""
+        if not request.num_computed_tokens % self.block_size:
+            return []
+        pending = [source for source, _ in self._copies]
+        return [table for table in tables if self.pool.ref_count(table[-1]) - pending.count(table[-1]) > 1]
+
+    def _copy_tail(self, request_id: int, table: list[int]) -> None:
+        (copy,) = self.pool.allocate(1)
+        self._copies.append((table[-1], copy))  # with its reference to the source, lest that be reused before
+        table[-1] = copy
+        self._replaced.add(request_id)
+
+    def take_replaced(self, request: Request) -> bool:
+        """Whether the request's tables changed, since last asked, so that the runner must be given them anew."""
+        is_replaced = request.request_id in self._replaced
+        self._replaced.discard(request.request_id)
+        return is_replaced
+
+    def fork(self, forks: Sequence[tuple[Request, Request]]) -> None:
+        """Give each first request, in place of what it has, the tables of the second; all at once."""
+        sources = [(self.tables(source), self._num_registered[source.request_id]) for _, source in forks]
+        for tables, _ in sources:
+            for table in tables:
+                self._share(table)
+        for request, _ in forks:
+            self.free(request)
+        for (request, _), (tables, num_registered) in zip(forks, sources, strict=True):
+            self._tables[request.request_id] = tables
+            self._num_registered[request.request_id] = num_registered
+            self._replaced.add(request.request_id)
 
     def register_full_blocks(self, request: Request, are_written: bool = True) -> None:
         """Offer for reuse the blocks that became full of known, scheduled tokens. Not written yet: the step that is
@@ -235,6 +274,7 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Give up the request's blocks, if it has any; its last ones will be evicted before its first."""
         self._num_registered.pop(request.request_id, None)
+        self._replaced.discard(request.request_id)
         for table in self._tables.pop(request.request_id, ()):
             self._release(table)
         self.tier.drop(request.request_id)
@@ -302,6 +342,7 @@ class KVCacheManager:
         if not self.tier.swap_out(request.request_id, tables, keys, request.num_computed_tokens):
             return False
         del self._num_registered[request.request_id]
+        self._replaced.discard(request.request_id)
         for table in self._tables.pop(request.request_id):
             self._release(table)
         return True
@@ -338,9 +379,12 @@ class KVCacheManager:
         return self.tier.num_free > 0
 
     def begin_step(self, step_id: int) -> list[tuple[int, int]]:
-        """What has been scheduled is a step. Returns the copies that it does before anything else, in order."""
+        """What has been scheduled is a step. Returns the copies that it does before anything else, in order: those of
+        the tier, then those on write."""
         self._unwritten.clear()
-        return self.tier.begin(step_id)
+        copies, self._copies = self._copies, []
+        self.pool.release(source for source, _ in copies)
+        return self.tier.begin(step_id) + copies
 
     def settle(self, step_id: int, failed: Collection[int], is_at_fault: bool) -> dict[int, int]:
         """A step returned, without the copies at the indices in `failed`: bring tables up to date. Returns, by request,
@@ -421,9 +465,13 @@ class KVCacheManager:
         tables_of_all = [table for tables in self._tables.values() for table in tables]
         self.pool.check(list(self._resident(table)) for table in tables_of_all)
         self.tier.check(tables_of_all)
-        assert self._tables.keys() == self._num_registered.keys() <= requests.keys()
+        assert self._replaced <= self._tables.keys() == self._num_registered.keys() <= requests.keys()
+        contents: dict[int, list[int]] = {}  # of blocks that are shared and not full
         for request_id, tables in self._tables.items():
             request = requests[request_id]
+            for table in self._shared_tails(request, tables):
+                content = [request.num_computed_tokens, *request.token_ids[: request.num_computed_tokens]]
+                assert contents.setdefault(table[-1], content) == content
             for group, table in enumerate(tables):
                 assert len(table) == self._num_blocks(request.num_computed_tokens)
                 num_null = table.count(NULL_BLOCK)

@@ -5,7 +5,7 @@ Knows token counts and its own end; knows nothing of blocks, text or time.
 
 from dataclasses import dataclass
 
-from octavo.core.step import FinishReason
+from octavo.core.step import FinishReason, TokenLogprobs
 from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.sampling_params import SamplingParams
 
@@ -85,22 +85,29 @@ class Request:
     """
 
     __slots__ = (
+        "awaits_token",
         "block_hashes",
         "cache_salt",
         "choice",
         "eos_token_ids",
         "finish_reason",
-        "is_ready",
+        "followers",
+        "forked_from",
+        "given_from",
+        "leader",
         "max_tokens",
         "most_computed_tokens",
         "num_cached_tokens",
+        "num_candidates",
         "num_computed_tokens",
         "num_placeholders",
         "num_prompt_tokens",
+        "num_shared_tokens",
         "num_steps_in_flight",
         "num_tier_cached_tokens",
         "predicted_tokens",
         "priority",
+        "prompt_logprobs",
         "prompt_token_ids",
         "request_id",
         "sampling_params",
@@ -109,6 +116,7 @@ class Request:
         "stop_token_ids",
         "token_ids",
         "urgency",
+        "waits_for_grammar",
         "was_scheduled",
     )
 
@@ -124,10 +132,12 @@ class Request:
         choice: int = 0,
         priority: int = 0,
         cache_salt: str | None = None,
+        num_candidates: int = 0,
     ) -> None:
         """`max_tokens`: as `RequestLimits.max_tokens` resolved it. `stop_token_ids` need not repeat `eos_token_ids`:
         they are added here or, with `ignore_eos`, taken away unless the request itself names them. Structured output
-        always ends with one.
+        always ends with one. With `num_candidates` the request is a beam: no token is accepted that it samples, it is
+        given one after the other.
         """
         assert prompt_token_ids
         assert max_tokens >= 0
@@ -152,19 +162,40 @@ class Request:
         self.num_placeholders = 0
         self.num_computed_tokens = 0
         self.num_steps_in_flight = 0
-        self.is_ready = True
-        """Whether it may be scheduled: its grammar, if it has one, is compiled."""
         self.urgency = (0, 0)
         """What requests are ordered by, the least first: level and arrival, set by the scheduler when it is queued."""
         self.predicted_tokens = 0
         """How many output tokens were expected of it when it was first admitted."""
+        self.num_candidates = num_candidates
+        self.waits_for_grammar = False
+        self.awaits_token = False
+        """Whether it is a beam whose candidates were reported."""
+        self.given_from: int | None = None
+        """Position from which on the runner does not know the tokens."""
+        self.leader: Request | None = None
+        """The request with the same prompt that computes it for this one too, until that is done."""
+        self.followers: list[Request] = []
+        """The requests that this one leads."""
+        self.forked_from: Request | None = None
+        """The leader, until what was sampled where this one began is accepted."""
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        """Of a leader, what was reported of the prompt, for those that follow."""
         self.was_scheduled = False
         self.num_cached_tokens = 0
         self.num_tier_cached_tokens = 0
+        self.num_shared_tokens = 0
+        """Tokens whose blocks were others' when it was admitted first or forked last."""
         self.block_hashes: list[bytes] = []
         """Chained hashes of the full blocks of known tokens, extended by the KV cache manager when it needs them."""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may be scheduled."""
+        if self.waits_for_grammar or self.awaits_token or self.leader is not None:
+            return False
+        return not any(follower.waits_for_grammar for follower in self.followers)
 
     @property
     def num_tokens(self) -> int:
@@ -194,10 +225,23 @@ class Request:
         self.token_ids.append(token_id)
         num_output_tokens = len(self.token_ids) - self.num_prompt_tokens
         if token_id in self.stop_token_ids and num_output_tokens >= self.sampling_params.min_tokens:
-            is_own_eos = token_id in self.eos_token_ids and not self.sampling_params.ignore_eos
-            self.stop_reason = None if is_own_eos else token_id
+            self.stop_reason = self.stop_reason_of(token_id)
             return "stop"
         return "length" if num_output_tokens >= self.max_tokens else None
+
+    def stop_reason_of(self, token_id: int) -> int | None:
+        """What is reported of a token that ended the request: None for the model's own end of sequence."""
+        is_own_eos = token_id in self.eos_token_ids and not self.sampling_params.ignore_eos
+        return None if is_own_eos else token_id
+
+    def give(self, token_ids: list[int]) -> None:
+        """Of a beam: replace its tokens by these, one more of them, so that the last one can be computed."""
+        old, first = self.token_ids, self.num_prompt_tokens
+        num_same = next((i for i in range(first, len(old)) if old[i] != token_ids[i]), len(old))
+        self.given_from = num_same if self.given_from is None else min(self.given_from, num_same)
+        self.token_ids = token_ids
+        self.most_computed_tokens = len(token_ids)
+        self.awaits_token = False
 
     def truncate(self, num_output_tokens: int) -> int:
         """Forget output past this many tokens. Returns how many were forgotten."""
@@ -212,4 +256,5 @@ class Request:
         assert self.num_tokens <= self.most_computed_tokens + 1
         assert self.token_ids[: self.num_prompt_tokens] == self.prompt_token_ids
         assert self.num_cached_tokens < self.num_prompt_tokens
-        assert self.is_ready or not self.was_scheduled
+        assert not self.was_scheduled or not (self.waits_for_grammar or self.leader)
+        assert all(follower.leader is self for follower in self.followers)

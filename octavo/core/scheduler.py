@@ -5,7 +5,7 @@ text, time, devices or processes.
 """
 
 from collections import Counter
-from collections.abc import Collection, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
@@ -15,6 +15,7 @@ from octavo.core.kv_cache_manager import BlockTables, KVCacheManager
 from octavo.core.kv_groups import capacity_tokens
 from octavo.core.length_predictor import LengthPredictor, predicted_peak
 from octavo.core.request import Request
+from octavo.core.siblings import follow, leave, take_followers
 from octavo.core.step import (
     FinishReason,
     ModelRunnerOutput,
@@ -185,20 +186,28 @@ class Scheduler:
         """Whether the tier failed, so that nothing is swapped any more."""
         return self._kv.tier.is_closed
 
-    def add_request(self, request: Request, is_ready: bool = True) -> None:
-        """Queue a request that `RequestLimits` let pass. Until it is ready those behind it go first."""
+    def add_request(self, request: Request, is_ready: bool = True, leader: Request | None = None) -> None:
+        """Queue a request that `RequestLimits` let pass. Until it is ready those behind it go first.
+
+        With a `leader`, a request of the same prompt that was added since the last step, the prompt is computed once.
+        """
         assert request.request_id not in self._requests
         assert request.most_computed_tokens <= self._kv_capacity_tokens
         self._num_received += 1
         level = request.priority * AGEING_STEPS + self._num_steps if self.config.scheduling_policy == "priority" else 0
         request.urgency = (level, self._num_received)
-        request.is_ready = is_ready
+        request.waits_for_grammar = not is_ready
+        if leader is not None:
+            follow(request, leader)
         self._requests[request.request_id] = request
         self._waiting.add(request)
 
     def make_ready(self, request_id: int) -> None:
-        """Let a request that waited be scheduled; one that is finished is ignored."""
-        self._waiting.make_ready(request_id)
+        """Let a request that waited for its grammar be scheduled; one that is finished is ignored."""
+        request = self._requests.get(request_id)
+        if request is not None and request.finish_reason is None:
+            request.waits_for_grammar = False
+            self._waiting.recheck(request.leader or request)
 
     def fail(self, request_id: int, message: str) -> list[RequestDelta]:
         """End a request that can't be computed; one that is finished is ignored."""
@@ -221,16 +230,62 @@ class Scheduler:
             self._num_generation_tokens -= request.truncate(num_tokens)
             self._finish(request, reason)
 
+    def extend(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Give beams that await it their next token, all at once: (request id, source id, token). A beam goes on from
+        its source: takes over its tokens and, where both have them, its blocks."""
+        forks: list[tuple[Request, Request]] = []
+        left_alone: list[Request] = []
+        moved = []
+        for request_id, source_id, token_id in moves:
+            request, source = self._requests[request_id], self._requests[source_id]
+            token_ids, block_hashes = [*source.token_ids, token_id], list(source.block_hashes)
+            moved.append((request, token_ids, block_hashes, source.num_computed_tokens))
+            if source is request:
+                continue
+            if request_id not in self._running:
+                self._kv.free(request)  # what may be kept in the tier
+            elif source_id in self._running:
+                forks.append((request, source))
+            else:
+                left_alone.append(request)
+        self._kv.fork(forks)
+        for request, source in forks:
+            request.num_shared_tokens = source.num_computed_tokens
+        for request in left_alone:
+            self._kv.free(request)
+            self._num_preemptions["recompute"] += 1
+            self._requeue(request)
+        for request, token_ids, block_hashes, num_computed_tokens in moved:
+            request.give(token_ids)
+            request.block_hashes = block_hashes
+            request.num_computed_tokens = num_computed_tokens if request.request_id in self._running else 0
+            self._waiting.recheck(request)
+        self._num_generation_tokens += len(moved)
+
+    def end(self, request_id: int, reason: FinishReason, output_token_ids: list[int]) -> RequestDelta:
+        """End a beam, whatever it was, with this output."""
+        request = self._requests[request_id]
+        self._num_generation_tokens += len(output_token_ids) - request.num_output_tokens
+        request.token_ids[request.num_prompt_tokens :] = output_token_ids
+        self._finish(request, reason)
+        return RequestDelta(
+            request_id,
+            output_token_ids,
+            finish_reason=reason,
+            stop_reason=request.stop_reason_of(output_token_ids[-1]) if reason == "stop" else None,
+            num_cached_tokens=request.num_cached_tokens,
+        )
+
     # ---- one step
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step's work and count it as computed. An empty output is not to be submitted; any other must
         come back through `update` or `fail_step`."""
         step = SchedulerOutput(self._num_steps, [], [], [], [], [])
-        held_back = self._make_way() if self.config.scheduling_policy == "priority" else frozenset()
-        token_budget = self._schedule_running(step, held_back)
-        self._admit_waiting(step, token_budget)
-        if step.request_ids or self._kv.tier.has_new_copies:
+        self._fill(step)
+        while not self._has_work(step) and not self._in_flight and self._preempt_idle():
+            self._fill(step)
+        if self._has_work(step):
             self._num_steps += 1
             self._in_flight[step.step_id] = step
             step.copies.extend(self._kv.begin_step(step.step_id))
@@ -249,7 +304,10 @@ class Scheduler:
         self._observe_times(scheduler_output, result)
         deltas = []
         prompt_logprobs = dict(result.prompt_logprobs)
-        for request_id, message in result.failed.items():
+        for request_id, rows in prompt_logprobs.items():
+            if (kept := self._requests[request_id].prompt_logprobs) is not None:
+                kept += rows
+        for request_id, message in self._with_forks(result.failed, result.request_ids).items():
             self._kv.forget_prefixes(self._requests[request_id])
             deltas += self._fail(self._requests[request_id], message)
         for request_id, token_ids, logprobs in zip(
@@ -278,16 +336,22 @@ class Scheduler:
         failed: dict[int, None] = {}
         bad_block_ids: set[int] = set()
         first = self._in_flight[scheduler_output.step_id]
-        for step in self._in_flight.values():
-            if step.step_id < first.step_id:
-                continue
+        later = [step for step in self._in_flight.values() if step.step_id > first.step_id]
+        sources = {copy: source for step in later for source, copy in step.copies}
+
+        def blocks_of(request_id: int, from_position: int = 0) -> set[int]:
+            """Also those that were shared with others before the request got a copy of its own."""
+            block_ids = self._kv.block_ids(request_id, from_position)
+            return block_ids | {sources[block_id] for block_id in block_ids & sources.keys()}
+
+        for step in [first, *later]:
             # In batch order: a request shares blocks only of those before it.
             for request_id, start in zip(step.request_ids, step.num_computed_tokens, strict=True):
-                if step is first or not bad_block_ids.isdisjoint(self._kv.block_ids(request_id)):
+                if step is first or not bad_block_ids.isdisjoint(blocks_of(request_id)):
                     failed[request_id] = None
-                    bad_block_ids |= self._kv.block_ids(request_id, start)
+                    bad_block_ids |= blocks_of(request_id, start)
             for request_id in self._copied_for.get(step.step_id, ()):
-                if not bad_block_ids.isdisjoint(self._kv.block_ids(request_id)):
+                if not bad_block_ids.isdisjoint(blocks_of(request_id)):
                     failed[request_id] = None
         self._settle_copies(first, range(len(first.copies)), is_at_fault=False)
         self._kv.forget_hashes(bad_block_ids)
@@ -297,6 +361,14 @@ class Scheduler:
         return deltas
 
     # ---- scheduling
+
+    def _has_work(self, step: SchedulerOutput) -> bool:
+        return bool(step.request_ids) or self._kv.tier.has_new_copies
+
+    def _fill(self, step: SchedulerOutput) -> None:
+        held_back = self._make_way() if self.config.scheduling_policy == "priority" else frozenset()
+        token_budget = self._schedule_running(step, held_back)
+        self._admit_waiting(step, token_budget)
 
     def _make_way(self) -> Set[int]:
         """Order the running requests by urgency, and preempt the last of them for the first that waits, if it is more
@@ -401,6 +473,13 @@ class Scheduler:
         num_blocks_in = -(-num_tokens // self.config.block_size) * len(self.config.group_windows)
         return self._swap_cost.choose(num_tokens, (num_blocks_out + num_blocks_in) * self.config.block_bytes)
 
+    def _preempt_idle(self) -> bool:
+        """Preempt the newest beam that only waits for its next token, if there is any: it may hold what others need."""
+        idle = next((request for request in reversed(self._running.values()) if request.awaits_token), None)
+        if idle is not None:
+            self._preempt(idle)
+        return idle is not None
+
     def _admit_waiting(self, step: SchedulerOutput, token_budget: int) -> None:
         """Start waiting requests that are ready, in order, while they fit. Blocks for all of a request's tokens must be
         free, though only its next chunk's are taken: else it would be preempted before its first token, or start again
@@ -436,8 +515,8 @@ class Scheduler:
         if not running or not self.config.group_windows:
             return True
         loads = [self._load(request, self._kv.num_used(prefix) // len(self.config.group_windows) * block_size)]
-        loads += (self._load(other, other.num_cached_tokens) for other in running if not self._yields(other, request))
-        num_own = sum(self._num_slots(self._kv.num_resident(other) - other.num_cached_tokens) for other in running)
+        loads += (self._load(other, other.num_shared_tokens) for other in running if not self._yields(other, request))
+        num_own = sum(self._num_slots(self._kv.num_resident(other) - other.num_shared_tokens) for other in running)
         num_shared = max(self._kv.pool.num_used * block_size - num_own, 0)
         return num_shared + predicted_peak(loads) <= self.config.num_blocks * block_size
 
@@ -460,6 +539,21 @@ class Scheduler:
         num_tokens = max(num_tokens, 0)
         return sum(min(num_tokens, window or num_tokens) for window in self.config.group_windows)
 
+    def _fork_followers(self, step: SchedulerOutput, leader: Request) -> None:
+        """The leader's prompt is in this step to its end: those who waited for it begin here, with its blocks, and
+        sample from the same logits. For whom there is no room now is admitted later, like any other."""
+        for follower in take_followers(leader):
+            if len(self._running) == self.config.max_num_seqs:
+                self._waiting.recheck(follower)
+                continue
+            self._waiting.remove(follower.request_id)
+            self._running[follower.request_id] = follower
+            self._kv.fork([(follower, leader)])
+            follower.block_hashes = list(leader.block_hashes)
+            follower.forked_from = leader
+            follower.num_computed_tokens = leader.num_computed_tokens
+            self._add(step, follower, 0, ())
+
     def _announce(self, step: SchedulerOutput, request: Request) -> None:
         """Tell the runner of a request that starts, or whose table does."""
         if request.was_scheduled:
@@ -467,30 +561,46 @@ class Scheduler:
             return
         request.was_scheduled = True
         request.predicted_tokens = self._predictor.predict(0, request.max_tokens)
-        request.num_cached_tokens = request.num_computed_tokens
-        request.num_tier_cached_tokens = min(request.num_tier_cached_tokens, request.num_cached_tokens)
+        request.num_shared_tokens = request.num_computed_tokens
         self._num_prompt_tokens += request.num_prompt_tokens
-        if self.config.enable_prefix_caching and not request.skips_prefix_cache:
-            self._num_queried_tokens += request.num_prompt_tokens
-        self._num_cached_tokens += request.num_cached_tokens
-        self._num_tier_cached_tokens += request.num_tier_cached_tokens
+        params = request.sampling_params
+        if request.forked_from is not None:
+            request.num_cached_tokens = request.forked_from.num_cached_tokens
+            if params.prompt_logprobs is not None:
+                params = replace(params, prompt_logprobs=None)  # the leader's are shared
+        else:
+            self._count_cached_tokens(request)
         step.new_requests.append(
             NewRequest(
                 request.request_id,
                 request.prompt_token_ids,
-                request.sampling_params,
+                params,
                 request.seed,
                 request.choice,
                 tuple(sorted(request.stop_token_ids)),
+                request.num_candidates,
             )
         )
 
+    def _count_cached_tokens(self, request: Request) -> None:
+        """What a request found in the cache when it was admitted first."""
+        request.num_cached_tokens = request.num_computed_tokens
+        request.num_tier_cached_tokens = min(request.num_tier_cached_tokens, request.num_cached_tokens)
+        if self.config.enable_prefix_caching and not request.skips_prefix_cache:
+            self._num_queried_tokens += request.num_prompt_tokens
+        self._num_cached_tokens += request.num_cached_tokens
+        self._num_tier_cached_tokens += request.num_tier_cached_tokens
+
     def _add(self, step: SchedulerOutput, request: Request, num_new_tokens: int, new_block_ids: BlockTables) -> None:
         """Put a request into the step and advance its ledger."""
-        if request.request_id in self._stale_table_ids:
+        if self._kv.take_replaced(request) or request.request_id in self._stale_table_ids:
             self._stale_table_ids.discard(request.request_id)
             self._announce(step, request)
             new_block_ids = self._kv.tables(request)
+        if request.given_from is not None:
+            given = request.token_ids[request.given_from :]
+            step.given_tokens.append((request.request_id, request.given_from, given))
+            request.given_from = None
         step.request_ids.append(request.request_id)
         step.num_computed_tokens.append(request.num_computed_tokens)
         step.num_scheduled_tokens.append(num_new_tokens)
@@ -501,6 +611,8 @@ class Scheduler:
         request.num_placeholders += samples
         request.num_steps_in_flight += 1
         self._kv.register_full_blocks(request, are_written=False)
+        if samples and request.followers:
+            self._fork_followers(step, request)
 
     # ---- copies between pool and tier
 
@@ -518,8 +630,11 @@ class Scheduler:
         self._stale_table_ids.update(self._copied_for.get(step.step_id, ()))
 
     def _observe_times(self, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        if step.copies and result.copy_s > 0:
-            self._swap_cost.observe_copies(len(step.copies) * self.config.block_bytes, result.copy_s)
+        num_copies = sum(max(copy) >= self.config.num_blocks for copy in step.copies)  # between pool and tier
+        if num_copies and result.copy_s > 0:
+            self._swap_cost.observe_copies(num_copies * self.config.block_bytes, result.copy_s)
+        if result.compute_s > 0 and step.request_ids:
+            self._swap_cost.observe_step(result.compute_s)
         if result.compute_s > 0 and 2 * step.num_tokens >= self.config.max_num_batched_tokens:
             self._swap_cost.observe_prefill(step.num_tokens, result.compute_s)
 
@@ -540,6 +655,12 @@ class Scheduler:
 
     # ---- results
 
+    def _with_forks(self, failed: Mapping[int, str], request_ids: Sequence[int]) -> dict[int, str]:
+        """With those requests that began where a failed one's prompt ends."""
+        origins = {request_id: self._requests[request_id].forked_from for request_id in request_ids} if failed else {}
+        forks = {i: origin.request_id for i, origin in origins.items() if origin is not None}
+        return {**failed, **{i: failed[origin_id] for i, origin_id in forks.items() if origin_id in failed}}
+
     def _accept(
         self,
         request: Request,
@@ -548,6 +669,11 @@ class Scheduler:
         prompt_logprobs: list[TokenLogprobs] | None,
     ) -> RequestDelta:
         request.num_placeholders -= 1
+        if request.forked_from is not None:
+            prompt_logprobs, request.forked_from = request.forked_from.prompt_logprobs, None
+        if request.num_candidates:
+            request.awaits_token = True
+            return RequestDelta(request.request_id, [], logprobs)
         reason: FinishReason | None = None if request.max_tokens else "length"
         num_accepted = 0
         while num_accepted < len(token_ids) and reason is None:
@@ -591,8 +717,11 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
+        may_be_ready = leave(request)
         if self._running.pop(request.request_id, None) is None:
             self._waiting.remove(request.request_id)
+        if may_be_ready is not None:
+            self._waiting.recheck(may_be_ready)
         self._num_finished[reason] += 1
         if request.max_tokens and request.was_scheduled and reason != "error":
             self._learn(request, reason)
@@ -681,5 +810,5 @@ class Scheduler:
         for step in self._in_flight.values():
             assert not step.is_empty
             assert len(step.request_ids) == len(set(step.request_ids)) <= self.config.max_num_seqs
-            assert all(step.num_scheduled_tokens)
+            assert not step.request_ids or step.num_scheduled_tokens[0] > 0
             assert step.num_tokens <= self.config.max_num_batched_tokens

@@ -41,6 +41,8 @@ class NewRequest:
     """Which of the prompt's `n` completions: part of the noise's counter beside the position."""
     stop_token_ids: tuple[int, ...] = ()
     """End-of-sequence and stop tokens, kept from being sampled before `min_tokens`."""
+    num_candidates: int = 0
+    """Of a beam: how many most likely tokens are reported at each position, for others to choose from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class SchedulerOutput:
     num_computed_tokens: list[int]
     """Tokens whose KV is in the cache before this step: the position of the first scheduled token."""
     num_scheduled_tokens: list[int]
+    """None of a request that forks: it samples from the last token of the entry before it."""
     new_block_ids: list[tuple[list[int], ...]]
     """Block ids to append to the request's table, one list a KV-cache group."""
     samples: list[bool]
@@ -60,12 +63,15 @@ class SchedulerOutput:
     new_requests: list[NewRequest] = field(default_factory=list)
     """Requests scheduled for the first time; each is also in `request_ids`."""
     reset_request_ids: list[int] = field(default_factory=list)
-    """Scheduled requests whose table starts anew (resumed after preemption): clear it, then append."""
+    """Scheduled requests whose table starts anew (resumed after preemption, or a shared block was copied): clear it,
+    then append."""
     finished_request_ids: list[int] = field(default_factory=list)
     """Requests to forget, before anything else in this step is done."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Blocks to copy, in order, before the step writes anything: (source, destination). Ids from `num_blocks` on are
-    the tier's. A step may have copies and no requests."""
+    the tier's; copies within the pool come last. A step may have copies and no requests."""
+    given_tokens: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    """Tokens that the runner did not sample itself: (request id, position, the request's tokens from there on)."""
 
     @property
     def is_empty(self) -> bool:
@@ -160,3 +166,5 @@ class RequestDelta:
     token."""
     embedding: bytes | None = None
     """The prompt's, little-endian float32: the one result of a request that is pooled instead of sampled."""
+    score: float | None = None
+    """Of a beam that ended: by what beams are ranked."""

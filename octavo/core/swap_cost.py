@@ -15,27 +15,33 @@ RATE_WEIGHT = 0.2
 
 
 def cheaper_preemption(
-    num_tokens: int, num_copied_bytes: int, tokens_per_s: float, bytes_per_s: float
+    num_tokens: int, num_copied_bytes: int, tokens_per_s: float, bytes_per_s: float, step_s: float = 0.0
 ) -> PreemptionChoice:
-    """Recomputing takes the tokens' time, swapping that of the bytes copied out and in; recompute where they tie."""
-    return "swap" if num_copied_bytes / bytes_per_s < num_tokens / tokens_per_s else "recompute"
+    """Recomputing takes the tokens' time; swapping that of the bytes copied out and in, and a step in which the request
+    waits for its blocks, where a recomputed one begins at once. Recompute where they tie."""
+    return "swap" if num_copied_bytes / bytes_per_s + step_s < num_tokens / tokens_per_s else "recompute"
 
 
 class SwapCost:
-    """Running means of two rates, and the choice that follows from them."""
+    """Running means of two rates and of a step's time, and the choice that follows from them."""
 
     def __init__(self, tokens_per_s: float, bytes_per_s: float) -> None:
         self.tokens_per_s = tokens_per_s
         """Prefill rate."""
         self.bytes_per_s = bytes_per_s
         """Rate of copies between the pool and the tier."""
+        self.step_s = 0.0
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """A step that was full enough for its rate to be that of a prefill."""
         self.tokens_per_s += RATE_WEIGHT * (num_tokens / seconds - self.tokens_per_s)
 
+    def observe_step(self, seconds: float) -> None:
+        self.step_s += RATE_WEIGHT * (seconds - self.step_s)
+
     def observe_copies(self, num_bytes: int, seconds: float) -> None:
         self.bytes_per_s += RATE_WEIGHT * (num_bytes / seconds - self.bytes_per_s)
 
     def choose(self, num_tokens: int, num_copied_bytes: int) -> PreemptionChoice:
-        return cheaper_preemption(num_tokens, num_copied_bytes, self.tokens_per_s, self.bytes_per_s)
+        """Of a request that would lose so many tokens, or have so many bytes copied."""
+        return cheaper_preemption(num_tokens, num_copied_bytes, self.tokens_per_s, self.bytes_per_s, self.step_s)

@@ -10,13 +10,15 @@ __all__ = ["WaitingQueue"]
 class WaitingQueue:
     """Ordered by `Request.urgency`, the least first; adding and taking cost O(log n), all else O(1) on average.
 
-    Invariants: `_requests` holds what waits; each of them that is ready has an entry in `_heap`. Entries of requests
-    that are gone, or not ready after all, stay until they reach the top or are as many as the others.
+    Invariants: `_requests` holds what waits; each of them that is ready has an entry in `_heap`, and none has two.
+    Entries of requests that are gone, or not ready after all, stay until they reach the top or are as many as the
+    others; `_entered` has the ids of all that have one.
     """
 
     def __init__(self) -> None:
         self._requests: dict[int, Request] = {}
         self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._entered: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -26,15 +28,14 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         self._requests[request.request_id] = request
-        if request.is_ready:
-            heappush(self._heap, (request.urgency, request))
+        self.recheck(request)
 
-    def make_ready(self, request_id: int) -> None:
-        """From now on it may be first; one that does not wait is ignored."""
-        request = self._requests.get(request_id)
-        if request is not None and not request.is_ready:
-            request.is_ready = True
+    def recheck(self, request: Request) -> None:
+        """If the request has become ready, it may be first from now on; one that does not wait is ignored."""
+        request_id = request.request_id
+        if request.is_ready and request_id in self._requests and request_id not in self._entered:
             heappush(self._heap, (request.urgency, request))
+            self._entered.add(request_id)
 
     def first(self) -> Request | None:
         """The most urgent request that is ready."""
@@ -43,18 +44,22 @@ class WaitingQueue:
             if request.is_ready and request.request_id in self._requests:
                 return request
             heappop(self._heap)
+            self._entered.discard(request.request_id)
         return None
 
     def remove(self, request_id: int) -> None:
         del self._requests[request_id]
         if len(self._heap) > 2 * len(self._requests) + 64:
-            ready = (request for request in self._requests.values() if request.is_ready)
+            ready = [request for request in self._requests.values() if request.is_ready]
             self._heap = [(request.urgency, request) for request in ready]
+            self._entered = {request.request_id for request in ready}
             heapify(self._heap)
 
     def check(self) -> None:
         """Assert the invariants."""
         entries = {id(request) for _, request in self._heap}
+        assert len(entries) == len(self._heap)
+        assert self._entered == {request.request_id for _, request in self._heap}
         assert all(id(request) in entries for request in self._requests.values() if request.is_ready)
         assert len(self._heap) <= 2 * len(self._requests) + 64 + 1
         assert all(self._heap[(index - 1) // 2] <= self._heap[index] for index in range(1, len(self._heap)))

@@ -211,17 +211,16 @@ class EngineClient:
         self._admit(prompts, params.n)
         generation = Generation(self, self._next_request_id, len(prompts) * params.n)
         for prompt_token_ids in prompts:
-            for choice in range(params.n):
-                self.send(
-                    AddRequest(
-                        request_id=self._next_request_id,
-                        prompt_token_ids=prompt_token_ids,
-                        sampling_params=params,
-                        choice=choice,
-                        priority=priority,
-                        cache_salt=cache_salt,
-                    )
+            self.send(
+                AddRequest(
+                    request_id=self._next_request_id,
+                    prompt_token_ids=prompt_token_ids,
+                    sampling_params=params,
+                    priority=priority,
+                    cache_salt=cache_salt,
                 )
+            )
+            for _ in range(params.n):
                 self._generations[self._next_request_id] = generation
                 self._admission.enter(self._next_request_id, len(prompt_token_ids))
                 self._next_request_id += 1

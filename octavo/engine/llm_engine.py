@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
+from octavo.core.beam_search import BeamSearch
 from octavo.core.request import Request, RequestLimits
 from octavo.core.scheduler import Scheduler, SchedulerStats
 from octavo.core.step import Executor, RequestDelta, SchedulerOutput, StepHandle
+from octavo.engine.beam_search import BeamSearches
 from octavo.engine.grammars import Grammars
 from octavo.engine.messages import AddPooling, AddRequest
 from octavo.errors import InvalidRequestError
@@ -58,32 +60,55 @@ class LLMEngine:
         self.progress = progress
         self.grammars = grammars or Grammars(_no_compiler)
         self._started: list[int] = []
+        self.beam_searches = BeamSearches(scheduler)
         self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
 
     def add_request(self, request: AddRequest) -> None:
-        """Queue a request. Raises InvalidRequestError for one that can never be served."""
+        """Queue a request's completions. Raises InvalidRequestError for one that can never be served."""
         if self.is_pooling:
             raise InvalidRequestError("This engine embeds texts (--runner pooling); it does not generate.")
         params = request.sampling_params
         limits = self._limits_now()
         limits.check(request.prompt_token_ids, params)
         structure = params.structured_outputs
-        is_ready = structure is None or self.grammars.open(request.request_id, structure)
-        self.scheduler.add_request(
-            Request(
-                request.request_id,
+        max_tokens = limits.max_tokens(len(request.prompt_token_ids), params)
+        request_ids = range(request.request_id, request.request_id + params.n)
+        num_candidates = 0
+        if params.beam_search is not None:
+            num_candidates = self._open_beam_search(request_ids, params, max_tokens)
+            max_tokens = 0
+        leader: Request | None = None
+        for choice, request_id in enumerate(request_ids):
+            is_ready = structure is None or self.grammars.open(request_id, structure)
+            completion = Request(
+                request_id,
                 request.prompt_token_ids,
                 params,
-                max_tokens=limits.max_tokens(len(request.prompt_token_ids), params),
+                max_tokens=max_tokens,
                 eos_token_ids=self.eos_token_ids,
                 stop_token_ids=frozenset(params.stop_token_ids),
-                seed=self._draw_seed(request.request_id) if params.seed is None else params.seed,
-                choice=request.choice,
+                seed=self._draw_seed(request_id) if params.seed is None else params.seed,
+                choice=choice,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
-            ),
-            is_ready=is_ready,
-        )
+                num_candidates=num_candidates,
+            )
+            self.scheduler.add_request(completion, is_ready, leader)
+            leader = leader or completion
+
+    def _open_beam_search(self, request_ids: range, params: SamplingParams, max_tokens: int) -> int:
+        """Returns how many candidates each beam must report."""
+        assert params.beam_search is not None
+        end_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
+        search = BeamSearch(params.n, params.beam_search, max_tokens, end_token_ids)
+        if search.num_candidates > self.limits.vocab_size:
+            raise InvalidRequestError(
+                f"n must be smaller for beam search, got {params.n}: it looks at {search.num_candidates} tokens at a "
+                f"time, and the model has {self.limits.vocab_size}.",
+                param="n",
+            )
+        self.beam_searches.open(request_ids, search, params.logprobs)
+        return max(search.num_candidates, params.logprobs or 0)
 
     def _limits_now(self) -> RequestLimits:
         """Without the tier, if that has failed."""
@@ -111,8 +136,10 @@ class LLMEngine:
         )
 
     def abort(self, request_id: int) -> None:
-        """End a request, whatever its state; one that is unknown or finished is ignored."""
-        self.scheduler.abort(request_id)
+        """End a request, whatever its state, and the others of its beam search. One that is unknown or finished is
+        ignored."""
+        for ended_id in self.beam_searches.close(request_id):
+            self.scheduler.abort(ended_id)
         self.grammars.close(request_id)
 
     def finish(self, request_id: int, num_tokens: int) -> None:
@@ -156,7 +183,8 @@ class LLMEngine:
         return self._closed(self.scheduler.update(scheduler_output, runner_output))
 
     def _closed(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
-        """Drop the grammars of requests that are over."""
+        """Let beam searches go on, and drop the grammars of requests that are over."""
+        deltas = self.beam_searches.collect(deltas)
         for i, delta in enumerate(deltas):
             if delta.finish_reason is not None and self.grammars.close(delta.request_id) is not None:
                 deltas[i] = replace(delta, is_invalid=True)

@@ -25,12 +25,12 @@ __all__ = [
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, kw_only=True):
-    """Queue one sequence. A prompt's `n` completions are `n` of these, told apart by `choice`."""
+    """Queue a prompt's `n` completions."""
 
     request_id: int
+    """Of the first; the others' follow."""
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
-    choice: int = 0
     priority: int = 0
     cache_salt: str | None = None
 

@@ -157,8 +157,9 @@ class EngineLoop:
                 try:
                     self._add(message)
                 except InvalidRequestError as error:
-                    refusal = RequestDelta(message.request_id, [], finish_reason="error", error=str(error))
-                    self._unsent.append(refusal)
+                    num_choices = message.sampling_params.n if isinstance(message, AddRequest) else 1
+                    for request_id in range(message.request_id, message.request_id + num_choices):
+                        self._unsent.append(RequestDelta(request_id, [], finish_reason="error", error=str(error)))
             case AbortRequests():
                 for request_id in message.request_ids:
                     self._engine.abort(request_id)

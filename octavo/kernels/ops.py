@@ -206,9 +206,9 @@ class Ops:
     ) -> torch.Tensor:
         """Causal softmax attention of every query over its request's tokens, all read from the cache.
 
-        q [T, Hq, D] dtype; request r's queries are rows query_start[r] to query_start[r + 1] and are the last of its
-        seq_lens[r] tokens. block_table [R, max_blocks], query_start [R + 1], seq_lens [R]: int32. The entries of
-        blocks that no query sees are not read.
+        q [T, Hq, D] dtype; request r's queries are rows query_start[r] to query_start[r + 1], perhaps none, and are the
+        last of its seq_lens[r] tokens. block_table [R, max_blocks], query_start [R + 1], seq_lens [R]: int32. The
+        entries of blocks that no query sees are not read.
         window: how many latest positions a query sees, itself included; 0 for all. Query head h reads key-value head
         h // (Hq / Hkv). Returns [T, Hq·D] dtype.
         Over an int8 cache a provider may round queries, and a partition's weights times the values' scales, to 16 bits:
@@ -221,6 +221,8 @@ class Ops:
         for r, seq_len in enumerate(lengths):
             rows = slice(starts[r], starts[r + 1])
             num_queries = starts[r + 1] - starts[r]
+            if not num_queries:
+                continue
             first_seen = max(seq_len - num_queries - window + 1, 0) if window > 0 else 0
             first_block, last_block = first_seen // block_size, -(-seq_len // block_size)
             first, length = first_block * block_size, seq_len - first_block * block_size

@@ -76,7 +76,9 @@ class InputBatch:
         self._free_rows = list(range(num_rows, 2 * num_rows))[::-1]
 
     def apply(self, step: SchedulerOutput) -> None:
-        """Bring the block tables up to date with what the scheduler allocated."""
+        """Bring tokens and block tables up to date with what the scheduler gave."""
+        for request_id, position, token_ids in step.given_tokens:
+            self.token_ids[self.row_of[request_id], position : position + len(token_ids)] = token_ids
         for request_id in step.reset_request_ids:
             self.num_blocks[self.row_of[request_id]] = 0
         for request_id, groups in zip(step.request_ids, step.new_block_ids, strict=True):
@@ -91,7 +93,7 @@ class InputBatch:
         """The step's inputs; `apply` has been called."""
         rows = np.array([self.row_of[request_id] for request_id in step.request_ids], dtype=np.intp)
         computed = np.array(step.num_computed_tokens, dtype=np.int32)
-        if len(rows) == step.num_tokens:  # one token each, as in decoding
+        if step.num_scheduled_tokens.count(1) == len(rows):  # one token each, as in decoding
             token_rows, positions, query_start, seq_lens = (
                 rows,
                 computed,

@@ -2,6 +2,7 @@
 the tier behind it."""
 
 import mmap
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from octavo.config import ResolvedConfig
 from octavo.kernels.ops import Ops
 from octavo.runner.tier_file import TierFile, TierLayout
 
-__all__ = ["allocate_kv_caches", "make_tier_file", "zeros_on_demand"]
+__all__ = ["allocate_kv_caches", "copy_blocks", "make_tier_file", "zeros_on_demand"]
 
 KV_DTYPES = {
     "float32": torch.float32,
@@ -61,6 +62,13 @@ def allocate_kv_caches(
 def _places(model: ModelConfig) -> dict[int, int]:
     """Each layer's place in its group."""
     return {layer: place for group in model.kv_groups for place, layer in enumerate(group.layers)}
+
+
+def copy_blocks(kv_caches: Sequence[torch.Tensor], copies: Sequence[tuple[int, int]]) -> None:
+    """In every layer, in order: (source, destination)."""
+    for cache in {cache.data_ptr(): cache for cache in kv_caches}.values():
+        for source, destination in copies:
+            cache[destination].copy_(cache[source])
 
 
 def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

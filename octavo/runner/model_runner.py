@@ -19,7 +19,7 @@ from octavo.kernels.sampling import NOT_FINITE
 from octavo.models.loader import CausalLM
 from octavo.runner.capture import make_forward
 from octavo.runner.input_batch import InputBatch, StepInputs
-from octavo.runner.kv_cache import allocate_kv_caches, make_tier_file
+from octavo.runner.kv_cache import allocate_kv_caches, copy_blocks, make_tier_file
 from octavo.runner.logprobs import PromptLogprobs
 from octavo.runner.sampler import FAILURES, SampledTokens, Sampler
 from octavo.runner.tier_file import CopyResult
@@ -41,6 +41,7 @@ class ModelRunner:
     ) -> None:
         """`masks` has what structured output allows; without it every request is free."""
         self.masks = masks
+        self.num_blocks = config.num_blocks
         self.tier = make_tier_file(ops, model_config, config)
         self.kv_caches = allocate_kv_caches(
             ops, model_config, config.num_blocks, config.block_size, config.kv_cache_dtype, device, self.tier
@@ -53,11 +54,19 @@ class ModelRunner:
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step. Steps are executed in the order in which they were scheduled."""
         self._update_requests(step)
-        copied = self.tier.copy(step.copies) if self.tier is not None else NOTHING_COPIED
+        copied = self._copy(step.copies)
         start = time.perf_counter()
         output = self._compute(step) if step.request_ids else ModelRunnerOutput([], [], [])
         compute_s = time.perf_counter() - start
         return replace(output, failed_copies=copied.failed, copy_s=copied.seconds, compute_s=compute_s)
+
+    def _copy(self, copies: list[tuple[int, int]]) -> CopyResult:
+        """Those between pool and tier, then those within the pool."""
+        within = [copy for copy in copies if max(copy) < self.num_blocks]
+        between = copies[: len(copies) - len(within)]
+        copied = self.tier.copy(between) if self.tier is not None else NOTHING_COPIED
+        copy_blocks(self.kv_caches, within)
+        return copied
 
     def _compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         inputs = self.batch.prepare(step)
@@ -76,6 +85,8 @@ class ModelRunner:
         if self.masks is None:
             return self.sampler.sample(logits, rows, positions)
         masks, errors = self.masks.wait(request_ids)
+        if not masks:
+            return self.sampler.sample(logits, rows, positions)
         by_place = {i: masks[request_id] for i, request_id in enumerate(request_ids) if request_id in masks}
         sampled = self.sampler.sample(logits, rows, positions, by_place)
         sampled.failed.update((i, errors[r]) for i, r in enumerate(request_ids) if r in errors)
@@ -106,10 +117,10 @@ def _output(
     failed = {request_ids[i]: message for i, message in sampled.failed.items()}
     failed |= dict.fromkeys((i for i, entries in prompt_logprobs.items() if _has_nan(entries)), FAILURES[NOT_FINITE])
     good = [i for i, request_id in enumerate(request_ids) if request_id not in failed]
-    logprobs = [sampled.logprobs[i] for i in good]
+    token_ids, logprobs = sampled.token_ids.tolist(), [sampled.logprobs[i] for i in good]
     return ModelRunnerOutput(
         request_ids=[request_ids[i] for i in good],
-        sampled_token_ids=[[token_id] for token_id in sampled.token_ids[good].tolist()],
+        sampled_token_ids=[[token_ids[i]] for i in good],
         logprobs=[None if entry is None else [entry] for entry in logprobs],
         failed=failed,
         prompt_logprobs={i: entries for i, entries in prompt_logprobs.items() if i not in failed},

@@ -46,6 +46,7 @@ class _Extra:
     """What a request asks for beyond its row of numbers: logits changed before, or read after, a token is drawn."""
 
     params: SamplingParams
+    num_logprobs: int | None
     num_prompt_tokens: int
     bias: tuple[npt.NDArray[np.int64], Float32Array] | None  # token ids [B], values [B]
     banned: npt.NDArray[np.int64] | None  # [B]: not before min_tokens
@@ -93,7 +94,7 @@ class Sampler:
         drawn["position"] = positions
         failed: dict[int, str] = {}
         extras = self._extras_of(rows.tolist()) if self._extras else {}
-        raw = {i: logits[i].copy() for i, extra in extras.items() if extra.params.logprobs is not None}
+        raw = {i: logits[i].copy() for i, extra in extras.items() if extra.num_logprobs is not None}
         for i, extra in extras.items():
             if not np.isfinite(logits[i].max()):  # a NaN wins
                 failed[i] = FAILURES[NOT_FINITE]
@@ -114,7 +115,7 @@ class Sampler:
             if extra.output is not None:
                 extra.output.append(token_id)
             if i in raw:
-                logprobs[i] = token_logprobs(raw[i], token_id, extra.params.logprobs or 0)
+                logprobs[i] = token_logprobs(raw[i], token_id, extra.num_logprobs or 0)
         return SampledTokens(token_ids, logprobs, failed)
 
     def _extras_of(self, rows: list[int]) -> dict[int, _Extra]:
@@ -135,9 +136,10 @@ def _extra(params: SamplingParams, request: NewRequest, vocab_size: int) -> _Ext
         in_prompt = np.zeros(vocab_size, np.bool_)
         in_prompt[request.prompt_token_ids] = True
     parts = (bias, banned, allowed, output, in_prompt, counts)
-    if params.logprobs is None and all(part is None for part in parts):
+    num_logprobs = request.num_candidates or params.logprobs
+    if num_logprobs is None and all(part is None for part in parts):
         return None
-    return _Extra(params, len(request.prompt_token_ids), *parts)
+    return _Extra(params, num_logprobs, len(request.prompt_token_ids), *parts)
 
 
 def _address(mask: TokenMask, vocab_size: int) -> int:

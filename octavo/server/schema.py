@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from octavo.errors import InvalidRequestError
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import BeamSearchOptions, SamplingParams
 from octavo.server.structure import StructureFields
 from octavo.server.tool_choice import ToolChoice, choose
 from octavo.server.tool_schema import MessageCall, NamedToolChoice, Tool, arguments_for_template
@@ -51,19 +51,16 @@ UNSUPPORTED = {
     "function_call": "function calls",
     "functions": "function calls",
     "kv_transfer_params": "moving KV between engines",
-    "length_penalty": "beam search",
     "logits_processors": "logits processors of a request's own",
     "modalities": "output other than text",
     "prediction": "predicted outputs",
     "prompt_embeds": "prompts given as embeddings",
     "suffix": "filling in before a suffix",
-    "use_beam_search": "beam search",
     "web_search_options": "web search",
 }
 """Fields that would change the answer, and what they ask for."""
 
 NEUTRAL: Mapping[str, Sequence[Any]] = {
-    "length_penalty": [1, 1.0],
     "modalities": [["text"]],
 }
 """Values of these fields that ask for nothing, beside null, false and empty ones."""
@@ -127,6 +124,10 @@ class SamplingRequest(StructureFields, ApiRequest):
     return_tokens_as_token_ids: bool | None = None
     """Write tokens in log-probabilities as "token_id:5"."""
     best_of: int | None = None
+    use_beam_search: bool | None = None
+    """Return the `n` best outputs that as many beams find."""
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: WireInt | None = None
@@ -156,7 +157,21 @@ class SamplingRequest(StructureFields, ApiRequest):
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
         own["structured_outputs"] = self.structure()
+        own["beam_search"] = self._beam_search()
+        if own["beam_search"] is not None:
+            defaults = {}  # they are about sampling
         return SamplingParams(**({name: defaults[name] for name in defaults if name != "max_tokens"} | given | own))
+
+    def _beam_search(self) -> BeamSearchOptions | None:
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        if self.use_beam_search:
+            if (field := self.structure_field) is not None:
+                raise InvalidRequestError(f"{field} is not supported with beam search.", param=field)
+            return BeamSearchOptions(length_penalty=penalty, early_stopping=self.early_stopping or False)
+        for name, asks in (("length_penalty", penalty != 1.0), ("early_stopping", bool(self.early_stopping))):
+            if asks:
+                raise InvalidRequestError(f"{name} is only allowed with use_beam_search: true.", param=name)
+        return None
 
     @property
     def includes_usage(self) -> bool:
@@ -167,7 +182,7 @@ class SamplingRequest(StructureFields, ApiRequest):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
-COMPUTED_FIELDS = {"logit_bias", "structured_outputs"}
+COMPUTED_FIELDS = {"logit_bias", "structured_outputs", "beam_search"}
 SHARED_FIELDS = SamplingRequest.model_fields.keys() & {field.name for field in fields(SamplingParams)} - COMPUTED_FIELDS
 
 
@@ -314,6 +329,8 @@ class CompletionRequest(SamplingRequest):
             raise InvalidRequestError(
                 "max_tokens must be an integer of at least 1, got 0. With echo: true it can be 0.", param="max_tokens"
             )
+        if self.use_beam_search and self.echo and self.logprobs is not None:
+            raise InvalidRequestError("echo with logprobs is not supported with beam search.", param="echo")
         params = self._params(defaults, max_tokens=self.max_tokens, logprobs=self.logprobs)
         if self.echo and self.logprobs is not None:
             return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))

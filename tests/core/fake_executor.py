@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.core.request import Request
-from octavo.core.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from octavo.core.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
 
 VOCAB_SIZE = 40
 _MASK = (1 << 61) - 1
@@ -28,16 +28,29 @@ def _sample(slots: Iterable[int], seed: int, choice: int) -> int:
     return (state >> 24) % VOCAB_SIZE
 
 
+def candidates(slots: Sequence[int], num_candidates: int) -> TokenLogprobs:
+    """What a beam reports, most likely first: all the same tokens with log-probabilities of their own."""
+    scores = sorted((-(_sample(slots, 1, token) + 1) / 8 - token / 1000, token) for token in range(VOCAB_SIZE))[::-1]
+    return TokenLogprobs(scores[0][0], 1, [(token, logprob) for logprob, token in scores[:num_candidates]])
+
+
+def contents(token_ids: Sequence[int], group: int = 0) -> list[int]:
+    """The slots of a sequence."""
+    slots, content = [], group
+    for token in token_ids:
+        content = _mix(content, token)
+        slots.append(content)
+    return slots
+
+
 def naive_output(request: Request, windows: Sequence[int] = (0,)) -> list[int]:
     """The request's output when it runs alone on an unbounded cache. A window shows at least two positions."""
     params, tokens, output = request.sampling_params, list(request.prompt_token_ids), list[int]()
     while len(output) < request.max_tokens:
         slots = []
         for group, window in enumerate(windows):
-            contents = [group]
-            for token in tokens:
-                contents.append(_mix(contents[-1], token))
-            slots += contents[-window:] if 0 < window < len(tokens) else contents[1:]
+            whole = contents(tokens, group)
+            slots += whole[-window:] if 0 < window < len(tokens) else whole
         output.append(_sample(slots, request.seed, request.choice))
         tokens.append(output[-1])
         if output[-1] in request.stop_token_ids and len(output) >= params.min_tokens:
@@ -66,12 +79,15 @@ class FakeStepHandle:
 class FakeExecutor:
     """Steps named in `failing_step_ids` leave garbage in the slots they were to write, and raise; requests named in
     `failing_request_ids` come back as failed when they are to be sampled; copies in steps of `failing_copy_step_ids`
-    leave garbage too. `num_blocks` counts the tier's."""
+    leave garbage too, if the tier has a part in them."""
 
-    def __init__(self, num_blocks: int, block_size: int, windows: Sequence[int] = (0,)) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, windows: Sequence[int] = (0,), num_swap_blocks: int = 0
+    ) -> None:
+        self.num_blocks = num_blocks
         self.block_size = block_size
         self.windows = windows
-        self.kv_cache = np.full(num_blocks * block_size, -1, dtype=np.int64)
+        self.kv_cache = np.full((num_blocks + num_swap_blocks) * block_size, -1, dtype=np.int64)
         self.rows: dict[int, _Row] = {}
         self.steps: list[SchedulerOutput] = []
         self.failing_step_ids: set[int] = set()
@@ -90,12 +106,14 @@ class FakeExecutor:
         for request_id in step.reset_request_ids:
             for table in self.rows[request_id].tables:
                 table.clear()
+        for request_id, position, token_ids in step.given_tokens:
+            self.rows[request_id].token_ids[position:] = token_ids
         result = ModelRunnerOutput([], [], [])
         fails = step.step_id in self.failing_step_ids
         blocks = self.kv_cache.reshape(-1, self.block_size)
         for index, (source, destination) in enumerate(step.copies):
             blocks[destination] = blocks[source]
-            if fails or step.step_id in self.failing_copy_step_ids:
+            if fails or (step.step_id in self.failing_copy_step_ids and max(source, destination) >= self.num_blocks):
                 blocks[destination] = -1
                 result.failed_copies.append(index)
         for index, request_id in enumerate(step.request_ids):
@@ -111,11 +129,12 @@ class FakeExecutor:
             if request_id in self.failing_request_ids:
                 result.failed[request_id] = "NaN in the logits"
                 continue
-            token_id = _sample(self.kv_cache[seen].tolist(), row.new.seed, row.new.choice)
-            row.token_ids.append(token_id)
+            content = self.kv_cache[seen].tolist()
+            token_id = _sample(content, row.new.seed, row.new.choice)
+            row.token_ids[start + step.num_scheduled_tokens[index] :] = [token_id]
             result.request_ids.append(request_id)
             result.sampled_token_ids.append([token_id])
-            result.logprobs.append(None)
+            result.logprobs.append([candidates(content, row.new.num_candidates)] if row.new.num_candidates else None)
         if fails:
             raise RuntimeError("the device is on fire")
         return result

@@ -47,7 +47,7 @@ class SchedulerDriver:
                 group_windows=windows,
             )
         )
-        self.executor = FakeExecutor(num_blocks + num_swap_blocks, block_size, windows)
+        self.executor = FakeExecutor(num_blocks, block_size, windows, num_swap_blocks)
         self.in_flight: deque[tuple[SchedulerOutput, FakeStepHandle]] = deque()
         self.requests: dict[int, Request] = {}
         self.deltas: list[RequestDelta] = []
@@ -66,6 +66,7 @@ class SchedulerDriver:
         ignore_eos: bool = False,
         min_tokens: int = 0,
         priority: int = 0,
+        leader: Request | None = None,
     ) -> Request:
         params = SamplingParams(
             max_tokens=max_tokens, stop_token_ids=stop, ignore_eos=ignore_eos, min_tokens=min_tokens
@@ -83,7 +84,7 @@ class SchedulerDriver:
             priority=priority,
         )
         self.requests[request.request_id] = request
-        self.scheduler.add_request(request)
+        self.scheduler.add_request(request, leader=leader)
         self.scheduler.check()
         return request
 

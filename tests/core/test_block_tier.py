@@ -136,6 +136,7 @@ def test_a_block_that_can_not_be_read_back_is_computed_anew() -> None:
 def test_the_cheaper_preemption_is_chosen() -> None:
     assert cheaper_preemption(100, 1000, tokens_per_s=10, bytes_per_s=1000) == "swap"
     assert cheaper_preemption(100, 1000, tokens_per_s=1000, bytes_per_s=1000) == "recompute"
+    assert cheaper_preemption(100, 1000, tokens_per_s=10, bytes_per_s=1000, step_s=20) == "recompute"
     cost = SwapCost(tokens_per_s=1000, bytes_per_s=1000)
     assert cost.choose(100, 1000) == "recompute"
     for _ in range(30):

@@ -55,7 +55,7 @@ def test_running_requests_keep_their_token_a_step_while_a_long_prompt_is_read() 
 def test_a_request_that_is_not_ready_lets_those_behind_it_go_first() -> None:
     driver = SchedulerDriver(max_num_seqs=2)
     first, *others = [driver.add(prompt(3, index), max_tokens=3) for index in range(4)]
-    first.is_ready = False
+    first.waits_for_grammar = True
     driver.run(until=lambda: all(request.finish_reason for request in others))
     assert driver.scheduler.stats().num_waiting == 1
     driver.scheduler.make_ready(first.request_id)
@@ -68,7 +68,7 @@ def test_a_request_that_is_not_ready_lets_those_behind_it_go_first() -> None:
 def test_a_request_that_fails_before_it_was_scheduled_is_over() -> None:
     driver = SchedulerDriver()
     request = driver.add(prompt(3), max_tokens=3)
-    request.is_ready = False
+    request.waits_for_grammar = True
     (delta,) = driver.scheduler.fail(request.request_id, "no grammar")
     assert (delta.finish_reason, delta.error) == ("error", "no grammar")
     assert driver.scheduler.fail(request.request_id, "again") == []

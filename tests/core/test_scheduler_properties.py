@@ -51,7 +51,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_common=st.integers(0, 24),
         rest=st.lists(tokens, min_size=1, max_size=6),
         max_tokens=st.integers(0, 20),
-        num_choices=st.integers(1, 2),
+        num_choices=st.integers(1, 3),
+        is_group=st.booleans(),
         min_tokens=st.integers(0, 2),
         ignore_eos=st.booleans(),
         cache_salt=st.sampled_from([None, None, "salt"]),
@@ -64,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         rest: list[int],
         max_tokens: int,
         num_choices: int,
+        is_group: bool,
         min_tokens: int,
         ignore_eos: bool,
         cache_salt: str | None,
@@ -74,8 +76,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         prompt = (prefix[:num_common] + rest)[:capacity]
         max_tokens = min(max_tokens, capacity + 1 - len(prompt))
+        leader = None
         for choice in range(num_choices):
-            self.driver.add(
+            request = self.driver.add(
                 prompt,
                 max_tokens,
                 seed=len(prompt),
@@ -86,7 +89,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 ignore_eos=ignore_eos,
                 cache_salt=cache_salt,
                 priority=priority,
+                leader=leader,
             )
+            leader = leader or (request if is_group else None)
 
     @precondition(lambda self: len(self.driver.in_flight) < self.num_steps_in_flight)
     @rule()

@@ -10,7 +10,7 @@ from octavo.sampling_params import SamplingParams
 def make_request(request_id: int, level: int = 0, is_ready: bool = True) -> Request:
     nothing = frozenset[int]()
     request = Request(request_id, [1], SamplingParams(), 16, nothing, nothing, seed=0)
-    request.urgency, request.is_ready = (level, request_id), is_ready
+    request.urgency, request.waits_for_grammar = (level, request_id), not is_ready
     return request
 
 
@@ -31,13 +31,15 @@ def test_the_most_urgent_is_first_and_of_equals_the_one_that_came_first() -> Non
 
 def test_one_that_is_not_ready_takes_its_place_when_it_is() -> None:
     queue = WaitingQueue()
-    queue.add(make_request(0, is_ready=False))
+    late = make_request(0, is_ready=False)
+    queue.add(late)
     queue.add(make_request(1))
     first = queue.first()
     assert first is not None
     assert first.request_id == 1
-    queue.make_ready(0)
-    queue.make_ready(0)
+    late.waits_for_grammar = False
+    queue.recheck(late)
+    queue.recheck(late)
     assert take_all(queue) == [0, 1]
 
 
@@ -53,7 +55,9 @@ def test_any_history_gives_what_a_sorted_list_gives_and_leaves_no_dead_weight() 
             gone = draw.choice(list(waiting)[1:])
             queue.remove(gone)
             del waiting[gone]
-        queue.make_ready(draw.choice(list(waiting)))
+        late = draw.choice(list(waiting.values()))
+        late.waits_for_grammar = False
+        queue.recheck(late)
         ready = [request for request in waiting.values() if request.is_ready]
         assert queue.first() is min(ready, key=lambda request: request.urgency, default=None)
         assert len(queue) == len(waiting)

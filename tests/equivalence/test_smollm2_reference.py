@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, BeamSearchParams, SamplingParams
 from octavo.checkpoint.open import open_checkpoint
 from octavo.kernels.provider import resolve_ops
 from octavo.models.loader import load_model
 from octavo.text.tokenizer import load_tokenizer
+from tests.equivalence.test_beam_search import assert_equal
 from tests.models.driver import sequence_logits
 from tests.smollm2 import PROMPTS, gguf_path
 
@@ -47,6 +48,14 @@ def _assert_greedy_equal(reference: Any, prompts: list[str], num_tokens: int) ->
 
 def test_greedy_tokens_equal_transformers(reference: Any) -> None:
     _assert_greedy_equal(reference, PROMPTS[:4], 24)
+
+
+def test_beams_equal_transformers(reference: Any) -> None:
+    options: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 8, "use_tqdm": False}
+    llm = LLM(gguf_path(), dtype="float32", quantization="none", attention_backend="REFERENCE", **options)
+    for prompt, width in zip(PROMPTS, (2, 4), strict=False):
+        params = BeamSearchParams(beam_width=width, max_tokens=8)
+        assert_equal(llm, reference, llm.tokenizer.encode(prompt), params, sorted(llm.info.eos_token_ids))
 
 
 @pytest.mark.slow

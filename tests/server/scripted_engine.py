@@ -34,7 +34,8 @@ STEP_SECONDS = 0.02
 class _Row:
     def __init__(self, new: NewRequest) -> None:
         self.prompt = new.prompt_token_ids
-        self.num_logprobs = new.sampling_params.logprobs
+        self.num_candidates = new.num_candidates
+        self.num_logprobs = new.num_candidates or new.sampling_params.logprobs
         self.num_prompt_logprobs = new.sampling_params.prompt_logprobs
         self.num_tokens = 0
         self._tokens = self._script(new.choice)
@@ -50,6 +51,9 @@ class _Row:
         self.num_tokens += 1
         token_id = next(self._tokens)
         top = [(token_id, -0.5), (token_id + 1, -1.5), (token_id + 2, -2.5)]
+        if self.num_candidates:
+            others = [other for other in range(self.num_candidates) if other != token_id]
+            top = [(token_id, -0.5), *((other, -1.5 - other) for other in others)]
         return token_id, TokenLogprobs(-0.5, 1, top[: self.num_logprobs or 0])
 
     def prompt_logprobs(self, start: int, end: int) -> list[TokenLogprobs]:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import psutil
 import pytest
 
+from octavo import LLM, BeamSearchParams
 from tests.server.running import RunningServer
 from tests.smollm2 import gguf_path
 from tests.tiny_models import make_folder
@@ -16,8 +18,12 @@ MODULE = "octavo.entrypoints.openai.api_server"
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = make_folder(tmp_path_factory.mktemp("tiny"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Path) -> Iterator[RunningServer]:
     options = ["--dtype", "float32", "--num-threads", "1", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "4M"]
     with RunningServer(
         MODULE, "--model", str(folder), "--port", "0", "--served-model-name", "tiny", *options
@@ -116,3 +122,33 @@ async def test_sixty_four_streams_of_smollm2_complete() -> None:
                 return usage.prompt_tokens, usage.completion_tokens
 
             assert await asyncio.gather(*map(stream, range(64))) == [(128, 128)] * 64
+
+
+def test_beams_over_http_are_those_of_the_offline_search(folder: Path, client: openai.OpenAI) -> None:
+    prompt = [60, 61, 62, 63]
+    params = BeamSearchParams(beam_width=3, max_tokens=12, length_penalty=0.5)
+    llm = LLM(str(folder), dtype="float32", max_num_seqs=8, use_tqdm=False)
+    (offline,) = llm.beam_search(prompt, params, use_tqdm=False)
+    request: dict[str, Any] = {"model": "tiny", "prompt": prompt, "n": 3, "max_tokens": 12, "logprobs": 2}
+    beams = {"use_beam_search": True, "length_penalty": 0.5, "return_token_ids": True}
+    whole = client.completions.create(**request, extra_body=beams)
+    assert [prompt + choice.token_ids for choice in whole.choices] == [beam.tokens for beam in offline.sequences]  # type: ignore[attr-defined]
+    assert whole.choices[0].logprobs is not None
+    assert whole.choices[0].logprobs.token_logprobs == [entry.logprob for entry in offline.sequences[0].logprobs]
+    chunks = client.completions.create(**request, extra_body=beams, stream=True)
+    streamed = {chunk.choices[0].index: chunk.choices[0].text for chunk in chunks}
+    assert streamed == {choice.index: choice.text for choice in whole.choices}
+
+
+def test_beams_of_a_chat_are_distinct_and_without_logprobs_unless_asked(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "the quick brown fox"}],
+        n=4,
+        max_tokens=10,
+        extra_body={"use_beam_search": True, "return_token_ids": True},
+    )
+    assert len({tuple(choice.token_ids) for choice in answer.choices}) == 4  # type: ignore[attr-defined]
+    assert [choice.logprobs for choice in answer.choices] == [None] * 4
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 40
