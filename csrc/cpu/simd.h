@@ -13,12 +13,14 @@
 
 #if defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
 #include <immintrin.h>
+#elif defined(OCTAVO_ISA_neon)
+#include <arm_neon.h>
 #endif
 
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
 
 // Before a loop of a few turns over registers. Plain C, whose lanes are loops already, would only grow.
-#if defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
+#if defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2) || defined(OCTAVO_ISA_neon)
 #define OCTAVO_UNROLL _Pragma("GCC unroll 8")
 #else
 #define OCTAVO_UNROLL _Pragma("GCC unroll 1")
@@ -299,6 +301,9 @@ OCTAVO_INLINE __m256 second_half(const bf16* p) {
 }
 OCTAVO_INLINE Vec load_first(const bf16* p) { return {first_half(p), first_half(p + 16)}; }
 OCTAVO_INLINE Vec load_second(const bf16* p) { return {second_half(p), second_half(p + 16)}; }
+
+#elif defined(OCTAVO_ISA_neon)
+#include "simd_neon.h"
 
 #else  // plain C: the twin that every other instruction set must equal bit for bit
 
