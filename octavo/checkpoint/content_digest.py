@@ -18,7 +18,9 @@ def content_digest(checkpoint: Checkpoint, num_threads: int, on_bytes: Callable[
 
     def digest(tensor: TensorInfo) -> bytes:
         place = (tensor.name, tensor.dtype, tensor.shape, tensor.rope_interleaved_heads)
-        return hashlib.sha256(repr(place).encode() + hashlib.sha256(checkpoint.read(tensor.name)).digest()).digest()
+        return hashlib.sha256(
+            repr(place).encode() + hashlib.sha256(checkpoint.read(tensor.name).data).digest()
+        ).digest()
 
     tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (-tensor.num_bytes, tensor.name))
     total = hashlib.sha256()

@@ -20,7 +20,7 @@ import torch
 
 from octavo.kernels.quantized import QuantizedForm
 
-__all__ = ["DamagedFileError", "PackedTensor", "read_index", "read_tensors", "write_packed"]
+__all__ = ["DamagedFileError", "PackedTensor", "read_index", "read_tensors", "tensor_bytes", "write_packed"]
 
 MAGIC = b"octavoW1"
 PREAMBLE = struct.Struct("<8sQQI")  # magic, bytes of the index, bytes of the file, CRC-32 of the index
@@ -61,6 +61,10 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().data
+
+
 def write_packed(path: Path, label: str, tensors: Mapping[str, PackedTensor]) -> int:
     """Write the file under another name, then give it its own. Returns its size; 0 where another process is writing it.
 
@@ -89,7 +93,7 @@ def _write(file: int, label: str, tensors: Mapping[str, PackedTensor]) -> int:
     entries: list[_Entry] = []
     offset = 0
     for key, tensor in tensors.items():
-        data = _bytes(tensor.data)
+        data = tensor_bytes(tensor.data)
         dtype, form = _name(tensor.data.dtype), _form_to_json(tensor.form)
         entries.append(_Entry(key, dtype, list(tensor.data.shape), form, offset, len(data), zlib.crc32(data)))
         offset = _aligned(offset + len(data))
@@ -100,7 +104,7 @@ def _write(file: int, label: str, tensors: Mapping[str, PackedTensor]) -> int:
     os.ftruncate(file, size)
     _write_at(file, memoryview(PREAMBLE.pack(MAGIC, len(index), size, zlib.crc32(index)) + index), 0)
     for entry, tensor in zip(entries, tensors.values(), strict=True):
-        _write_at(file, _bytes(tensor.data), start + entry.offset)
+        _write_at(file, tensor_bytes(tensor.data), start + entry.offset)
     return size
 
 
@@ -142,10 +146,6 @@ def read_tensors(file: int, index: _Index, num_threads: int) -> dict[str, Packed
     return {entry.key: tensor for entry, tensor in zip(index.entries, tensors, strict=True)}
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy())
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -155,7 +155,10 @@ def _form_to_json(form: QuantizedForm | None) -> list[Any] | None:
 
 
 def _form_from_json(form: list[Any] | None) -> QuantizedForm | None:
-    return None if form is None else QuantizedForm(*form[:-1], scale_dtype=getattr(torch, form[-1]))
+    if form is None:
+        return None
+    bits, group, zero, has_mins, scale_dtype = form
+    return QuantizedForm(bits, group, zero, has_mins, getattr(torch, scale_dtype))
 
 
 def _write_at(file: int, data: memoryview, offset: int) -> None:

@@ -20,7 +20,14 @@ from octavo.checkpoint.content_digest import content_digest
 from octavo.kernels.ops import Ops
 from octavo.kernels.quantized import QuantizedMatrix
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
-from octavo.layers.packed_file import DamagedFileError, PackedTensor, read_index, read_tensors, write_packed
+from octavo.layers.packed_file import (
+    DamagedFileError,
+    PackedTensor,
+    read_index,
+    read_tensors,
+    tensor_bytes,
+    write_packed,
+)
 
 __all__ = ["WeightCache"]
 
@@ -114,27 +121,28 @@ class WeightCache:
         return f"{self._format} {self._digest}"
 
     def _save(self, on_saved: Callable[[Path, int], None]) -> None:
-        """Tries the next place where one can't be written to."""
-        num_bytes = sum(tensor.data.nbytes for tensor in self._tensors.values())
-        error: OSError | None = None
-        try:
-            if not self._pays(num_bytes):
-                return
-            for path in self._places():
-                try:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    if written := write_packed(path, self._label(), self._tensors):
-                        on_saved(path, written)
-                    return
-                except OSError as raised:
-                    error = raised
-            logger.warning("The packed weights can't be kept (--weight-cache): %s.", error)
-        finally:
-            self._forget()
+        path, num_bytes = self._write() if self._pays() else (None, 0)
+        self._forget()
+        if path is not None:
+            on_saved(path, num_bytes)
 
-    def _pays(self, num_bytes: int) -> bool:
+    def _write(self) -> tuple[Path | None, int]:
+        """The file and its size; None where it can't be written, or another process is writing it."""
+        reason: OSError | None = None
+        for path in self._places():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                num_bytes = write_packed(path, self._label(), self._tensors)
+                return (path, num_bytes) if num_bytes else (None, 0)
+            except OSError as error:  # the next place may do
+                reason = error
+        logger.warning("The packed weights can't be kept (--weight-cache): %s.", reason)
+        return None, 0
+
+    def _pays(self) -> bool:
         """Whether what is held is worth a file: in auto, if it took more than twice as long as reading it back will."""
         start = time.perf_counter()
+        num_bytes = sum(tensor.data.nbytes for tensor in self._tensors.values())
         if self._setting == "auto" and (num_bytes < WORTH_BYTES or self._seconds < WORTH_SECONDS):
             return False
         self._digest = self._digest or content_digest(self._checkpoint, self._num_threads)
@@ -143,8 +151,8 @@ class WeightCache:
         if self._setting != "auto":
             return True
         seconds = time.perf_counter() - start
-        held = sum(tensor.num_bytes for tensor in self._checkpoint.tensors.values())
-        return self._seconds > 2 * seconds * (1 + num_bytes / held)
+        hashed_bytes = sum(tensor.num_bytes for tensor in self._checkpoint.tensors.values())
+        return self._seconds > 2 * seconds * (1 + num_bytes / hashed_bytes)
 
     def _forget(self) -> None:
         """The model holds the weights that it uses; the checkpoint's files need not stay mapped."""
@@ -165,15 +173,11 @@ def _hash(text: str) -> str:
 def _format(ops: Ops, dtype: torch.dtype, quantization: str, int8_activations: bool) -> str:
     """Whatever decides how weights of the same content are packed; the layouts are recognised by packing a probe."""
     probe = torch.arange(PROBE_SHAPE[0] * PROBE_SHAPE[1])
-    layouts = hashlib.sha256(_packed_bytes(ops.pack((probe % 251).view(PROBE_SHAPE).to(dtype)).data))
+    layouts = hashlib.sha256(tensor_bytes(ops.pack((probe % 251).view(PROBE_SHAPE).to(dtype)).data))
     for form in dict.fromkeys(block_type.form for block_type in QUANTIZED_TYPES.values()):
         values = (probe % 251 % (1 << form.bits)).to(torch.uint8).view(PROBE_SHAPE)
         scales = (probe[: PROBE_SHAPE[0] * PROBE_SHAPE[1] // form.group] % 127).to(form.scale_dtype)
         scales = scales.view(PROBE_SHAPE[0], -1)
         matrix = QuantizedMatrix(form, values, scales, scales + 1 if form.has_mins else None)
-        layouts.update(_packed_bytes(ops.pack_quantized(matrix, int8_activations).data))
+        layouts.update(tensor_bytes(ops.pack_quantized(matrix, int8_activations).data))
     return json.dumps([octavo.__version__, VERSION, ops.name, quantization, str(dtype), layouts.hexdigest()])
-
-
-def _packed_bytes(data: torch.Tensor) -> memoryview:
-    return memoryview(data.contiguous().flatten().view(torch.uint8).numpy())

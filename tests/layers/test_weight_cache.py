@@ -74,7 +74,8 @@ def assert_same(actual: list[Weight | torch.Tensor], expected: list[Weight | tor
             one, other = one.data, other.data
         assert isinstance(one, torch.Tensor)
         assert isinstance(other, torch.Tensor)
-        assert one.dtype == other.dtype and one.shape == other.shape
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
         assert np.array_equal(one.view(torch.uint8).numpy(), other.view(torch.uint8).numpy())
 
 
