@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -24,6 +25,7 @@ from octavo.engine.messages import EngineInfo
 from octavo.kernels.ops import Ops
 from octavo.kernels.provider import ProviderName, progress_counter, resolve_ops
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
+from octavo.layers.weight_cache import WeightCache
 from octavo.layers.weights import packed_bytes, quantized_form
 from octavo.models.loader import CausalLM, load_encoder, load_model
 from octavo.runner.device import available_cpus, free_disk_bytes, free_memory_bytes, measure_flops_per_s
@@ -52,6 +54,9 @@ class StartProgress:
 
     def weights_read(self, done_bytes: int, total_bytes: int) -> None:
         """Checkpoint bytes read so far."""
+
+    def weights_cached(self, path: Path, num_bytes: int) -> None:
+        """A file of packed weights was read, or written for the next start; told in whichever thread did it."""
 
     def resolved(self, config: ResolvedConfig) -> None:
         """Every value the engine runs with, and why."""
@@ -86,10 +91,13 @@ def build_engine(config: EngineConfig, progress: StartProgress | None = None) ->
     progress.resolved(resolved)
     with stages.stage("load weights"):
         grammars = Grammars(partial(_grammar_compiler, config, checkpoint.config))
-        runner = _load_runner(checkpoint, ops, resolved, progress, grammars)
+        cache = _open_weight_cache(checkpoint, ops, resolved, progress)
+        runner = _load_runner(checkpoint, ops, resolved, progress, grammars, cache)
     engine = _assemble(resolved, checkpoint, runner, grammars)
     with stages.stage("warm up"):
         _warm_up(runner, resolved)
+    if cache is not None:
+        cache.save_in_background(progress.weights_cached)
     return engine, _describe(resolved, checkpoint, stages.seconds)
 
 
@@ -123,8 +131,32 @@ def _grammar_compiler(config: EngineConfig, model_config: ModelConfig) -> "Gramm
     return GrammarCompiler(load_model_tokenizer(config), model_config.vocab_size, model_config.eos_token_ids)
 
 
+def _open_weight_cache(
+    checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progress: StartProgress
+) -> WeightCache | None:
+    if config.weight_cache == "off":
+        return None
+    cache = WeightCache(
+        config.weight_cache,
+        checkpoint,
+        ops,
+        getattr(torch, config.dtype),
+        config.quantization,
+        config.int8_activations,
+        config.num_threads,
+    )
+    if cache.path is not None:
+        progress.weights_cached(cache.path, cache.path.stat().st_size)
+    return cache
+
+
 def _load_runner(
-    checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progress: StartProgress, grammars: Grammars
+    checkpoint: Checkpoint,
+    ops: Ops,
+    config: ResolvedConfig,
+    progress: StartProgress,
+    grammars: Grammars,
+    cache: WeightCache | None,
 ) -> Runner:
     total_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
     done_bytes = 0
@@ -135,11 +167,11 @@ def _load_runner(
         progress.weights_read(done_bytes, total_bytes)
 
     dtype, device = getattr(torch, config.dtype), torch.device("cpu")
-    quantization = (config.quantization, config.int8_activations)
+    how = (config.quantization, config.int8_activations, cache)
     if config.pooling is None:
-        model = load_model(checkpoint, ops, dtype, config.max_model_len, on_bytes, *quantization)
+        model = load_model(checkpoint, ops, dtype, config.max_model_len, on_bytes, *how)
         return ModelRunner(model, ops, config, checkpoint.config, device, grammars)
-    encoder = load_encoder(checkpoint, ops, dtype, config.max_model_len, on_bytes, *quantization)
+    encoder = load_encoder(checkpoint, ops, dtype, config.max_model_len, on_bytes, *how)
     if checkpoint.config.is_encoder:
         return EncoderRunner(encoder, ops, config, device)
     return DecoderPoolingRunner(cast(CausalLM, encoder), ops, config, checkpoint.config, device)

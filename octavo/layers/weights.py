@@ -1,10 +1,12 @@
-"""WeightLoader: a checkpoint's tensors, read, dequantised, stacked and packed as a model asks for them.
+"""WeightLoader: a checkpoint's tensors, read, dequantised, stacked and packed as a model asks for them, or taken from a
+cache of the packed ones.
 
 The one place that compares what a model expects with what the files hold: a missing or surplus tensor or a wrong shape
 is an error that names it. Knows no architecture.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,7 +17,9 @@ from octavo.errors import CheckpointError
 from octavo.kernels.ops import Ops, Weight
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
+from octavo.layers.packed_file import PackedTensor
 from octavo.layers.quantization import QUANTIZERS, dequantize, read_quantized, unpermute_rope
+from octavo.layers.weight_cache import WeightCache
 
 __all__ = ["WeightLoader", "packed_bytes", "quantized_form"]
 
@@ -49,6 +53,7 @@ class WeightLoader:
         on_bytes: Callable[[int], None] = lambda _: None,
         quantization: str = "none",
         int8_activations: bool = True,
+        cache: WeightCache | None = None,
     ) -> None:
         """quantization: none; int8, int4; or gguf, which keeps blocks as they are and quantises nothing else.
 
@@ -60,28 +65,33 @@ class WeightLoader:
         self.quantization = quantization
         self.int8_activations = int8_activations
         self._on_bytes = on_bytes
+        self._cache = cache
         self._unused = set(checkpoint.tensors)
 
     def matrix(self, names: Sequence[str], in_features: int, out_features: Sequence[int]) -> Weight:
         """The matrices [out, in] of `names`, stacked along their outputs, in the provider's layout."""
         shapes = list(zip(names, [(out, in_features) for out in out_features], strict=True))
-        if self.quantization in QUANTIZERS:
-            return self._pack_quantized([self._quantize(name, shape) for name, shape in shapes])
-        if self.quantization == "gguf":
-            has_blocks = [self._has_blocks(name) for name in names]
-            if all(has_blocks):
-                return self._pack_quantized([self._read_blocks(name, shape) for name, shape in shapes])
-            if any(has_blocks):  # float32 holds all of them exactly
-                return self.ops.pack(_stacked([self._read(name, shape, torch.float32) for name, shape in shapes]))
-        return self.ops.pack(_stacked([self._read(name, shape, self.dtype) for name, shape in shapes]))
+
+        def make() -> PackedTensor:
+            weight = self._matrix(names, shapes)
+            return PackedTensor(weight.data, weight.form)
+
+        packed = self._cached("matrix", shapes, make)
+        int8_activations = self.int8_activations and packed.form is not None
+        return Weight(packed.data, sum(out_features), in_features, packed.form, int8_activations)
 
     def vector(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
         """The vectors of `names`, one after the other, in float32: biases and norms are added to accumulators."""
-        return torch.cat([self._read(n, (size,), torch.float32) for n, size in zip(names, sizes, strict=True)])
+        shapes = [(name, (size,)) for name, size in zip(names, sizes, strict=True)]
+
+        def make() -> PackedTensor:
+            return PackedTensor(torch.cat([self._read(name, shape, torch.float32) for name, shape in shapes]))
+
+        return self._cached("vector", shapes, make).data
 
     def table(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         """A matrix [rows, size] in float32, whose rows are looked up and never multiplied."""
-        return self._read(name, shape, torch.float32)
+        return self._cached("table", [(name, shape)], lambda: PackedTensor(self._read(name, shape, torch.float32))).data
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
         """Raise CheckpointError if the files hold tensors that the model did not ask for."""
@@ -92,6 +102,33 @@ class WeightLoader:
                 f"{self.checkpoint.path}: {len(surplus)} tensors that model type "
                 f"{self.checkpoint.config.model_type!r} does not use: {shown}."
             )
+
+    def _cached(
+        self, kind: str, shapes: Sequence[tuple[str, tuple[int, ...]]], make: Callable[[], PackedTensor]
+    ) -> PackedTensor:
+        if self._cache is None:
+            return make()
+        key = f"{kind} {shapes}"
+        packed = self._cache.take(key)
+        if packed is not None:
+            for name, shape in shapes:
+                self._take(name, shape)
+            return packed
+        start = time.perf_counter()
+        packed = make()
+        self._cache.put(key, packed, time.perf_counter() - start)
+        return packed
+
+    def _matrix(self, names: Sequence[str], shapes: Sequence[tuple[str, tuple[int, int]]]) -> Weight:
+        if self.quantization in QUANTIZERS:
+            return self._pack_quantized([self._quantize(name, shape) for name, shape in shapes])
+        if self.quantization == "gguf":
+            has_blocks = [self._has_blocks(name) for name in names]
+            if all(has_blocks):
+                return self._pack_quantized([self._read_blocks(name, shape) for name, shape in shapes])
+            if any(has_blocks):  # float32 holds all of them exactly
+                return self.ops.pack(_stacked([self._read(name, shape, torch.float32) for name, shape in shapes]))
+        return self.ops.pack(_stacked([self._read(name, shape, self.dtype) for name, shape in shapes]))
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         info = self._take(name, shape)

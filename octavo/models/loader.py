@@ -14,6 +14,7 @@ from octavo.checkpoint.model_config import ModelConfig
 from octavo.errors import UnknownArchitectureError
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
+from octavo.layers.weight_cache import WeightCache
 from octavo.layers.weights import WeightLoader
 
 __all__ = ["CausalLM", "Encoder", "known_model_types", "load_encoder", "load_model"]
@@ -51,16 +52,15 @@ def load_model(
     on_bytes: Callable[[int], None] = lambda _: None,
     quantization: str = "none",
     int8_activations: bool = True,
+    cache: WeightCache | None = None,
 ) -> CausalLM:
     """Build the checkpoint's model, a decoder.
 
     Raises CheckpointError for weights that are missing, surplus or misshapen, UnknownArchitectureError for a model_type
     without a file here.
     """
-    return cast(
-        CausalLM,
-        _load(checkpoint, checkpoint.config, ops, dtype, max_model_len, on_bytes, quantization, int8_activations),
-    )
+    how = (ops, dtype, max_model_len, on_bytes, quantization, int8_activations, cache)
+    return cast(CausalLM, _load(checkpoint, checkpoint.config, *how))
 
 
 def load_encoder(
@@ -71,10 +71,11 @@ def load_encoder(
     on_bytes: Callable[[int], None] = lambda _: None,
     quantization: str = "none",
     int8_activations: bool = True,
+    cache: WeightCache | None = None,
 ) -> Encoder:
     """As `load_model`, for hidden states only: an encoder, or a decoder, whose head is not loaded if it has one."""
     headless = replace(checkpoint.config, tie_word_embeddings=True)
-    return _load(checkpoint, headless, ops, dtype, max_model_len, on_bytes, quantization, int8_activations)
+    return _load(checkpoint, headless, ops, dtype, max_model_len, on_bytes, quantization, int8_activations, cache)
 
 
 def _load(
@@ -86,6 +87,7 @@ def _load(
     on_bytes: Callable[[int], None],
     quantization: str,
     int8_activations: bool,
+    cache: WeightCache | None,
 ) -> Encoder:
     model_type = config.model_type
     if model_type not in known_model_types():
@@ -93,7 +95,7 @@ def _load(
             f"{checkpoint.path}: model type {model_type!r} is not supported; supported are "
             f"{', '.join(known_model_types())}."
         )
-    weights = WeightLoader(checkpoint, ops, dtype, on_bytes, quantization, int8_activations)
+    weights = WeightLoader(checkpoint, ops, dtype, on_bytes, quantization, int8_activations, cache)
     module = importlib.import_module(f"octavo.models.{model_type}")
     model = cast(Encoder, module.Model(config, weights, max_model_len))
     weights.finish(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())
