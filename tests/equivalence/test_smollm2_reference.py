@@ -50,9 +50,10 @@ def test_greedy_tokens_equal_transformers(reference: Any) -> None:
     _assert_greedy_equal(reference, PROMPTS[:4], 24)
 
 
-def test_beams_equal_transformers(reference: Any) -> None:
+@pytest.mark.parametrize("backend", ["CPU", pytest.param("REFERENCE", marks=pytest.mark.slow)])
+def test_beams_equal_transformers(reference: Any, backend: str) -> None:
     options: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 8, "use_tqdm": False}
-    llm = LLM(gguf_path(), dtype="float32", quantization="none", attention_backend="REFERENCE", **options)
+    llm = LLM(gguf_path(), dtype="float32", quantization="none", attention_backend=backend, **options)
     for prompt, width in zip(PROMPTS, (2, 4), strict=False):
         params = BeamSearchParams(beam_width=width, max_tokens=8)
         assert_equal(llm, reference, llm.tokenizer.encode(prompt), params, sorted(llm.info.eos_token_ids))
