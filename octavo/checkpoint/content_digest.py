@@ -1,7 +1,6 @@
 """content_digest: what a checkpoint's weights are, whatever its files' names and dates."""
 
 import hashlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from octavo.checkpoint.checkpoint import Checkpoint
@@ -10,10 +9,10 @@ from octavo.checkpoint.model_config import TensorInfo
 __all__ = ["content_digest"]
 
 
-def content_digest(checkpoint: Checkpoint, num_threads: int, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+def content_digest(checkpoint: Checkpoint, num_threads: int) -> str:
     """SHA-256, in hexadecimal, over every tensor's name, type, shape, order of rows and bytes.
 
-    Tensors are hashed side by side, the largest first; `on_bytes` is told of each in the calling thread.
+    Tensors are hashed side by side, the largest first.
     """
 
     def digest(tensor: TensorInfo) -> bytes:
@@ -23,9 +22,5 @@ def content_digest(checkpoint: Checkpoint, num_threads: int, on_bytes: Callable[
         ).digest()
 
     tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (-tensor.num_bytes, tensor.name))
-    total = hashlib.sha256()
     with ThreadPoolExecutor(num_threads) as threads:
-        for tensor, part in zip(tensors, threads.map(digest, tensors), strict=True):
-            total.update(part)
-            on_bytes(tensor.num_bytes)
-    return total.hexdigest()
+        return hashlib.sha256(b"".join(threads.map(digest, tensors))).hexdigest()
