@@ -1,10 +1,12 @@
 """Each CPU kernel against the machine's ceilings, in the same run: GB/s of weights at one row, GFLOP/s at many.
 
-    python benchmarks/kernels.py [--isa avx512] [--threads 2] [--rows 1,8,64,256]
+    python benchmarks/kernels.py [--isa avx512] [--threads 2] [--rows 1,8,64,256] [--weights bf16,q8_0,q4_0]
 
 Ceilings: the read of a buffer of 512 MB and a loop of multiply-adds, the best of all tries, since a busy neighbour only
 lowers them; and the fork and join of the pool. Kernels: the median of several tries. Every product works on enough
-copies of its weights to leave the caches, as the layers of a model do.
+copies of its weights to leave the caches, as the layers of a model do. Weights are bf16, int8, int4 or a GGUF type; the
+quantised ones are multiplied with 8-bit activations, whose ceiling is four multiply-adds for each of float32, as VNNI
+has it. With -w at the end, q4_0-w, activations stay bf16.
 """
 
 import argparse
@@ -17,6 +19,10 @@ from functools import partial
 import torch
 
 from octavo.kernels import _cpu, cpu
+from octavo.kernels.ops import Weight
+from octavo.kernels.quantized import QuantizedMatrix
+from octavo.layers.gguf_blocks import QUANTIZED_TYPES
+from octavo.layers.weights import OWN_BLOCKS
 from octavo.runner.device import available_cpus
 from octavo.runner.kv_cache import zeros_on_demand
 
@@ -31,6 +37,7 @@ def main() -> None:
     parser.add_argument("--isa", choices=cpu.supported_isas(), default=cpu.isa())
     parser.add_argument("--threads", type=int, default=available_cpus())
     parser.add_argument("--rows", default="1,8,64,256", help="numbers of rows, comma-separated")
+    parser.add_argument("--weights", default="bf16", help="forms of weights, comma-separated")
     parser.add_argument("--seconds", type=float, default=0.4, help="time spent on each figure")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -39,12 +46,13 @@ def main() -> None:
     rows = [int(text) for text in args.rows.split(",")]
 
     ceilings = Ceilings()
-    print(f"{args.isa}, {args.threads} threads, bf16 weights, activations and cache\n")
-    print("| product | K × N | " + " | ".join(f"M={m}: GB/s, GFLOP/s" for m in rows) + " |")
-    print("|---|---|" + "---|" * len(rows))
-    for num_cols, num_rows, name in SMOLLM2_SHAPES:
-        cells = [linear_rates(num_rows, num_cols, m, args.seconds, ceilings) for m in rows]
-        print(f"| {name} | {num_cols} × {num_rows} | " + " | ".join(cells) + " |")
+    print(f"{args.isa}, {args.threads} threads, bf16 activations and cache\n")
+    print("| weights | product | K × N | " + " | ".join(f"M={m}: GB/s, GFLOP/s" for m in rows) + " |")
+    print("|---|---|---|" + "---|" * len(rows))
+    for kind in args.weights.split(","):
+        for num_cols, num_rows, name in SMOLLM2_SHAPES:
+            cells = [linear_rates(kind, num_rows, num_cols, m, args.seconds, ceilings) for m in rows]
+            print(f"| {kind} | {name} | {num_cols} × {num_rows} | " + " | ".join(cells) + " |")
     print("\n| op | work | µs |\n|---|---|---|")
     for name, work, call in small_ops():
         print(f"| {name} | {work} | {median_s(call, args.seconds) * 1e6:.1f} |")
@@ -99,11 +107,21 @@ def median_s(call: Callable[[], object], seconds: float) -> float:
     return statistics.median(times)
 
 
-def linear_rates(num_rows: int, num_cols: int, num_tokens: int, seconds: float, ceilings: Ceilings) -> str:
+def make_weight(kind: str, num_rows: int, num_cols: int) -> Weight:
     ops = cpu.CpuOps()
-    weight_bytes = num_rows * num_cols * 2
-    copies = max(1, -(-WEIGHT_BYTES // weight_bytes))
-    weights = [ops.pack(torch.randn(num_rows, num_cols).bfloat16()) for _ in range(copies)]
+    if kind == "bf16":
+        return ops.pack(torch.randn(num_rows, num_cols).bfloat16())
+    name, _, suffix = kind.partition("-")
+    form = QUANTIZED_TYPES[OWN_BLOCKS.get(name, name.upper())].form
+    return ops.pack_quantized(QuantizedMatrix.filled(form, num_rows, num_cols), int8_activations=suffix != "w")
+
+
+def linear_rates(kind: str, num_rows: int, num_cols: int, num_tokens: int, seconds: float, ceilings: Ceilings) -> str:
+    ops = cpu.CpuOps()
+    weights = [make_weight(kind, num_rows, num_cols)]
+    weight_bytes = weights[0].data.nbytes
+    weights += [make_weight(kind, num_rows, num_cols) for _ in range(WEIGHT_BYTES // weight_bytes)]
+    copies, products = len(weights), 4 if weights[0].int8_activations else 1
     x = torch.randn(num_tokens, num_cols).bfloat16()
     rates: list[float] = []
     end = time.perf_counter() + seconds
@@ -115,7 +133,7 @@ def linear_rates(num_rows: int, num_cols: int, num_tokens: int, seconds: float, 
     ceilings.measure()
     per_s = statistics.median(rates)
     bytes_per_s, flops_per_s = per_s * weight_bytes, per_s * 2 * num_rows * num_cols * num_tokens
-    share = max(bytes_per_s / ceilings.read_bytes_per_s, flops_per_s / ceilings.flops_per_s)
+    share = max(bytes_per_s / ceilings.read_bytes_per_s, flops_per_s / (products * ceilings.flops_per_s))
     return f"{bytes_per_s / 1e9:.1f}, {flops_per_s / 1e9:.0f} ({share:.0%})"
 
 
