@@ -1,6 +1,7 @@
 """What structured output costs: requests ruled by a JSON schema against free ones, by turns, all answers of one length.
 
-    python benchmarks/structured_output.py [--model FILE] [--requests 32] [--output 96] [--rounds 5]
+    python benchmarks/structured_output.py [--model FILE] [--quantization none]
+        [--requests 32] [--output 96] [--rounds 5]
 
 The schema is an array longer than the answers, so that every answer is cut by the limit and both kinds compute the same
 number of tokens. The engine runs in this process; grammars are built before the clock starts, by a round that does not
@@ -32,11 +33,12 @@ SCHEMA = json.dumps({"type": "array", "items": PERSON, "minItems": 60, "maxItems
 def main() -> None:
     parser = argparse.ArgumentParser(description="Structured output against free output.")
     parser.add_argument("--model", default=default_model())
+    parser.add_argument("--quantization", default="auto", help="the faster the model, the more a mask weighs")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--output", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    llm = LLM(args.model, use_tqdm=False, enable_prefix_caching=False)
+    llm = LLM(args.model, quantization=args.quantization, use_tqdm=False, enable_prefix_caching=False)
     prompts = [f"List {i + 60} people as JSON:\n" for i in range(args.requests)]
     kinds = {"free": None, "constrained": StructuredOutputs(json=SCHEMA)}
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}

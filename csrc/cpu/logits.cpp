@@ -49,6 +49,13 @@ OCTAVO_INLINE void forbid(int32_t* bits, int64_t n, const uint8_t* mask) {
         if (!(mask[i / 8] >> i % 8 & 1)) bits[i] = kNegativeInfinity;
 }
 
+// Whether the mask allows any of n tokens, n rounded up to whole bytes.
+OCTAVO_INLINE bool allows_any(const uint8_t* mask, int64_t n) {
+    uint8_t any = 0;
+    for (int64_t i = 0; i < (n + 7) / 8; ++i) any |= mask[i];
+    return any != 0;
+}
+
 // The first of the most likely tokens that are allowed, and its logit.
 void choose(SampleRow& row, int32_t* bits, int64_t vocab_size) {
     int32_t nan = 0, greatest = kLowest, best = kLowest;
@@ -57,7 +64,10 @@ void choose(SampleRow& row, int32_t* bits, int64_t vocab_size) {
         const int64_t n = vocab_size - first < kChunk ? vocab_size - first : kChunk;
         int32_t key = greatest_key(bits + first, n, nan);
         greatest = key > greatest ? key : greatest;
-        if (row.mask) {
+        if (row.mask && !allows_any(row.mask + first / 8, n)) {
+            for (int64_t i = first; i < first + n; ++i) bits[i] = kNegativeInfinity;
+            key = key_of(kNegativeInfinity);
+        } else if (row.mask) {
             forbid(bits + first, n, row.mask + first / 8);
             int32_t ignored = 0;
             key = greatest_key(bits + first, n, ignored);
@@ -81,6 +91,11 @@ void weigh(const SampleRow& row, float* logits, double* sums, int64_t vocab_size
     for (int64_t first = 0; first < vocab_size; first += kSumBlock) {
         const int64_t last = first + kSumBlock < vocab_size ? first + kSumBlock : vocab_size;
         Vec sum = set1(0.0f);
+        if (row.mask && !allows_any(row.mask + first / 8, last - first)) {  // no need to take the powers
+            for (int64_t i = first; i < last; ++i) logits[i] = 0.0f;
+            sums[first / kSumBlock] = 0.0;
+            continue;
+        }
         for (int64_t i = first; i < last; i += kLanes) {
             store(logits + i, exp(div(sub(load(logits + i, last - i), largest), temperature)), last - i);
             sum = add(sum, load(logits + i, last - i));

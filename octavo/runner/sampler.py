@@ -100,8 +100,8 @@ class Sampler:
                 failed[i] = FAILURES[NOT_FINITE]
             elif _process(logits[i], extra, int(positions[i]), masks.get(i)) and logits[i].max() == -np.inf:
                 failed[i] = FAILURES[NOTHING_LEFT]
-        for i, mask in masks.items():
-            drawn["mask"][i] = _address(mask, self.vocab_size)
+        if masks:
+            drawn["mask"][list(masks)] = [_address(mask, self.vocab_size) for mask in masks.values()]
         self._ops.sample_rows(logits, drawn)
         for i, status in enumerate(drawn["status"].tolist()):
             if status:
