@@ -105,7 +105,8 @@ def write_hf(source: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         source.parent, gguf_file=source.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
-    del model.config.quantization_config
+    if hasattr(model.config, "quantization_config"):  # not of floats
+        del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
