@@ -6,7 +6,7 @@ Knows no queue and no device: the engine asks what is built, the runner asks for
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,6 @@ STACK_BYTES = 256 << 20
 only what is used is taken."""
 NUM_BUILDERS = 2
 """Threads: one slow grammar does not hold up the others."""
-
-BRIEFLY_S = 0.002
-"""What a step waits for the next masks before it leaves them to be computed beside the next step: a matcher's usual
-microseconds cost less now, while the device's threads rest, than as a third thread among them."""
 
 
 class Grammars:
@@ -113,7 +109,6 @@ class Grammars:
     def accept(self, request_ids: list[int], token_ids: list[int]) -> None:
         if request_ids:
             self._advancing = _submit(self._masker, partial(self._advance, request_ids, token_ids))
-            wait([self._advancing], BRIEFLY_S)
 
     def _advance(self, request_ids: list[int], token_ids: list[int]) -> None:
         for request_id, token_id in zip(request_ids, token_ids, strict=True):
