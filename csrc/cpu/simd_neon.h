@@ -1,5 +1,5 @@
-// The sixteen lanes of simd.h as four NEON registers. Included there, inside its namespace. Keeps to what aarch64 had at
-// first, so that every such CPU runs it.
+// The sixteen lanes of simd.h as four NEON registers. Included there, inside its namespace. Keeps to what aarch64 had
+// at first, so that every such CPU runs it.
 
 struct Vec {
     float32x4_t quarter[4];

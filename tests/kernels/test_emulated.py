@@ -23,7 +23,8 @@ pytestmark = [
 @dataclass(frozen=True, slots=True)
 class Report:
     isas: list[str]  # best first
-    digests: dict[str, str]  # case -> what all of them wrote
+    digests: dict[str, str]  # case -> what the scalar form wrote
+    different: list[str]  # cases in which another instruction set wrote something else
 
 
 def require(tool: str, package: str) -> None:
@@ -44,12 +45,19 @@ def built_check(machine: str, *options: str) -> Path:
 
 def run(*command: str | Path) -> Report:
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    assert done.returncode in (0, 1), done.stdout[-4000:] + done.stderr
     first, *cases, _total = done.stdout.splitlines()
     isas = first.removeprefix("instruction sets:").split()
-    digests = {name: digest for digest, name in (line.split(maxsplit=1) for line in cases)}
+    digests = {name: digest for digest, name in (line.split(" DIFFERENT")[0].split(maxsplit=1) for line in cases)}
+    different = [line for line in cases if "DIFFERENT" in line]
     assert len(digests) == len(cases) > 100
-    return Report(isas, digests)
+    assert bool(different) == (done.returncode == 1)
+    return Report(isas, digests, different)
+
+
+def uses_f16c(case: str) -> bool:
+    """QEMU 7.2 flushes subnormal halves in F16C's conversions, which CPUs do not: there it can't judge AVX2."""
+    return "f16" in case or "cache f8" in case or ("quantised" in case and "wide" not in case)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +68,9 @@ def native_check() -> Path:
 @pytest.fixture(scope="module")
 def native(native_check: Path) -> Report:
     """Of this CPU's instruction sets, which agree."""
-    return run(native_check)
+    report = run(native_check)
+    assert report.different == []
+    return report
 
 
 @pytest.mark.parametrize(
@@ -73,6 +83,7 @@ def test_an_older_cpu_runs_what_it_has_and_writes_the_same_bits(
     old = run("qemu-x86_64", "-cpu", cpu, native_check)
     assert old.isas == isas
     assert old.digests == native.digests
+    assert [case for case in old.different if not uses_f16c(case)] == []
 
 
 def test_aarch64_has_neon_which_equals_its_scalar_twin_and_x86(native: Report) -> None:
@@ -82,3 +93,4 @@ def test_aarch64_has_neon_which_equals_its_scalar_twin_and_x86(native: Report) -
     arm = run("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", check)
     assert arm.isas == ["neon", "scalar"]
     assert arm.digests == native.digests
+    assert arm.different == []
