@@ -12,7 +12,7 @@ from octavo.checkpoint.generation_config import resolve_sampling_defaults
 from octavo.checkpoint.model_config import ModelConfig, PoolingConfig
 from octavo.core.eviction import EvictionPolicyName
 from octavo.core.kv_groups import capacity_tokens, most_blocks
-from octavo.core.scheduler import AdmissionPolicy, SchedulingPolicy
+from octavo.core.scheduler_config import AdmissionPolicy, SchedulingPolicy
 from octavo.core.swap_cost import PreemptionMode
 from octavo.errors import ConfigError
 from octavo.text.reasoning import REASONING_FORMATS

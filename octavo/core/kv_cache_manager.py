@@ -76,7 +76,7 @@ class KVCacheManager:
         kept = swapped.tables if swapped is not None else self._no_blocks
         hashes = self._reusable_hashes(request)
         num_reusable = num_tokens = num_resident = 0
-        most_resident = self._most_resident(request.num_tokens) * self.num_groups
+        most_resident = self._most_resident(request) * self.num_groups
         last_missing = [-1] * self.num_groups
         for index in range(max(len(hashes), len(kept[0]) if kept else 0)):
             end = (index + 1) * self.block_size
@@ -139,7 +139,7 @@ class KVCacheManager:
         for window, block_ids in zip(self.group_windows, prefix, strict=True):
             most = most_blocks(window, num_tokens, self.block_size, self.max_step_tokens)
             most = min(most, self._num_blocks(num_tokens) - block_ids.count(NULL_BLOCK))
-            num_needed += min(most, self._most_resident(num_tokens)) if self.is_long(num_tokens) else most
+            num_needed += min(most, self._most_resident(request)) if self.is_long(request) else most
         return num_needed <= self.pool.num_free + self._num_freed(without, prefix)
 
     def num_used(self, prefix: BlockTables) -> int:
@@ -168,7 +168,7 @@ class KVCacheManager:
         for table in tables:
             self._share(table)
         self.tier.drop(request.request_id)
-        num_staying = num_tokens // self.block_size if self.is_long(request.num_tokens) else 0
+        num_staying = num_tokens // self.block_size if self.is_long(request) else 0
         for group, table in enumerate(tables):
             for index in range(num_staying, num_blocks):
                 if self.tier.owns(table[index]):
@@ -182,16 +182,11 @@ class KVCacheManager:
 
     def _num_held(self, request: Request, prefix: BlockTables) -> int:
         """Tokens in the prefix, whose last block may have been swapped out before it was full."""
-        num_blocks = len(prefix[0]) if prefix else 0
-        swapped = self.tier.swapped(request.request_id)
-        is_whole = swapped is not None and num_blocks == len(swapped.tables[0])
-        if (
-            swapped is not None
-            and is_whole
-            and any(k[-1] == p[-1] for k, p in zip(swapped.tables, prefix, strict=True))
-        ):
-            return swapped.num_tokens
-        return num_blocks * self.block_size
+        num_blocks, swapped = len(prefix[0]) if prefix else 0, self.tier.swapped(request.request_id)
+        if swapped is None or num_blocks != len(swapped.tables[0]):
+            return num_blocks * self.block_size
+        has_its_tail = any(kept[-1] == held[-1] for kept, held in zip(swapped.tables, prefix, strict=True))
+        return swapped.num_tokens if has_its_tail else num_blocks * self.block_size
 
     def allocate(self, request: Request, num_new_tokens: int) -> BlockTables | None:
         """Grow the tables by what the next tokens need, and copy a block that others share before they are written to
@@ -216,8 +211,9 @@ class KVCacheManager:
         """The tables whose last block is shared though it is not full, so that the next token is written to it."""
         if not request.num_computed_tokens % self.block_size:
             return []
-        pending = [source for source, _ in self._copies]
-        return [table for table in tables if self.pool.ref_count(table[-1]) - pending.count(table[-1]) > 1]
+        shared = [table for table in tables if self.pool.ref_count(table[-1]) > 1]
+        pending = [source for source, _ in self._copies] if shared else []
+        return [table for table in shared if self.pool.ref_count(table[-1]) - pending.count(table[-1]) > 1]
 
     def _copy_tail(self, request_id: int, table: list[int]) -> None:
         (copy,) = self.pool.allocate(1)
@@ -290,20 +286,21 @@ class KVCacheManager:
         tables = self._tables[request.request_id]
         return any(table[: len(block_ids)] != block_ids for table, block_ids in zip(tables, prefix, strict=True))
 
-    def is_long(self, num_tokens: int) -> bool:
-        """Whether a request with so many tokens is longer than the pool, and has a tier."""
+    def is_long(self, request: Request) -> bool:
+        """Whether the request needs more tokens than the pool holds, and has a tier."""
         if not self.tier.num_blocks or any(self.group_windows):
             return False
-        return self._num_blocks(num_tokens) * self.num_groups > self.pool.num_blocks
+        return self._num_blocks(request.num_kv_tokens) * self.num_groups > self.pool.num_blocks
 
-    def _most_resident(self, num_tokens: int) -> int:
-        """Blocks of the pool that such a request may hold in a group."""
-        num_blocks = self._num_blocks(num_tokens)
-        return max(self.pool.num_blocks // self.num_groups // 2, 1) if self.is_long(num_tokens) else num_blocks
+    def _most_resident(self, request: Request) -> int:
+        """Blocks of the pool that the request may hold in a group."""
+        if self.is_long(request):
+            return max(self.pool.num_blocks // self.num_groups // 2, 1)
+        return self._num_blocks(request.num_tokens)
 
     def most_resident_tokens(self, request: Request) -> int:
         """Tokens of the request that may lie in the pool."""
-        return self._most_resident(request.num_tokens) * self.block_size
+        return self._most_resident(request) * self.block_size
 
     def num_resident(self, request: Request) -> int:
         """Computed tokens of the request that lie in the pool, roughly."""
@@ -311,9 +308,9 @@ class KVCacheManager:
 
     def most_new_tokens(self, request: Request) -> int:
         """Tokens that one step may compute for the request: of a long one, what its share of the pool has room for."""
-        if not self.is_long(request.num_tokens):
+        if not self.is_long(request):
             return request.gap
-        return self._most_resident(request.num_tokens) * self.block_size - request.num_computed_tokens % self.block_size
+        return self._most_resident(request) * self.block_size - request.num_computed_tokens % self.block_size
 
     def can_swap_out(self, request: Request) -> bool:
         """Whether the tier has room for the request, as far as is known before it is tried."""
@@ -353,9 +350,9 @@ class KVCacheManager:
         full tier has no room for any.
         """
         num_tokens = request.num_computed_tokens + num_new_tokens
-        if not self.is_long(request.num_tokens):
+        if not self.is_long(request):
             return False
-        tables, most = self._tables[request.request_id], self._most_resident(request.num_tokens)
+        tables, most = self._tables[request.request_id], self._most_resident(request)
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         waits = False
         for group, table in enumerate(tables):

@@ -211,9 +211,14 @@ class Request:
 
     @property
     def gap(self) -> int:
-        """Tokens left to compute: all but the one that reaches `max_tokens`."""
+        """Tokens left to compute."""
+        return self.num_kv_tokens - self.num_computed_tokens
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens whose keys and values are needed: all but the one that reaches `max_tokens`."""
         num_tokens, most = len(self.token_ids) + self.num_placeholders, self.most_computed_tokens
-        return (num_tokens if num_tokens < most else most) - self.num_computed_tokens
+        return num_tokens if num_tokens < most else most
 
     @property
     def skips_prefix_cache(self) -> bool:

@@ -6,15 +6,15 @@ text, time, devices or processes.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Literal
 
-from octavo.core.eviction import EvictionPolicyName, make_eviction_policy
+from octavo.core.eviction import make_eviction_policy
+from octavo.core.forecast import Forecast
 from octavo.core.kv_cache_manager import BlockTables, KVCacheManager
-from octavo.core.kv_groups import capacity_tokens
-from octavo.core.length_predictor import LengthPredictor, predicted_peak
 from octavo.core.request import Request
+from octavo.core.scheduler_config import SchedulerConfig
+from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.siblings import follow, leave, take_followers
 from octavo.core.step import (
     FinishReason,
@@ -24,100 +24,13 @@ from octavo.core.step import (
     SchedulerOutput,
     TokenLogprobs,
 )
-from octavo.core.swap_cost import PreemptionChoice, PreemptionMode, SwapCost
+from octavo.core.swap_cost import PreemptionChoice, SwapCost
 from octavo.core.waiting_queue import WaitingQueue
 
-__all__ = ["AdmissionPolicy", "Scheduler", "SchedulerConfig", "SchedulerStats", "SchedulingPolicy"]
-
-SchedulingPolicy = Literal["fcfs", "priority"]
-AdmissionPolicy = Literal["predicted", "greedy"]
+__all__ = ["Scheduler"]
 
 AGEING_STEPS = 256
 """A request that has waited for this many steps more is as urgent as one of the next lower priority value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """The scheduler's limits, resolved."""
-
-    max_num_seqs: int
-    """Most requests running at once."""
-    max_num_batched_tokens: int
-    """Most tokens in a step: bounds the time between a running request's tokens. Each has one in every step, so no
-    more requests than this run either."""
-    num_blocks: int
-    """KV-cache blocks, shared by all groups."""
-    block_size: int
-    """Tokens a block."""
-    group_windows: tuple[int, ...] = (0,)
-    """For each group of layers with a block table of its own, how many latest positions they see; 0 for all. No groups
-    in encoders, which keep nothing between steps: a prompt is scheduled whole, in the first step whose budget has room
-    for it."""
-    enable_prefix_caching: bool = True
-    kv_eviction_policy: EvictionPolicyName = "lru"
-    seed: int = 0
-    """Of the random eviction policy."""
-    scheduling_policy: SchedulingPolicy = "fcfs"
-    admission_policy: AdmissionPolicy = "predicted"
-    """Whether a request is admitted when the pool will probably hold it to its end, or when it holds it now."""
-    num_swap_blocks: int = 0
-    """Blocks of the second tier: for preempted requests, evicted prefixes and sequences longer than the pool."""
-    preemption_mode: PreemptionMode = "auto"
-    block_bytes: int = 0
-    """Of one block in all layers."""
-    prefill_tokens_per_s: float = 1.0
-    """Before any step was measured."""
-    copy_bytes_per_s: float = 1.0
-    """Between pool and tier, before any copy was measured."""
-
-    @property
-    def kv_capacity_tokens(self) -> int:
-        """Tokens of one request that pool and tier hold; without a pool, that a step holds."""
-        if not self.group_windows:
-            return self.max_num_batched_tokens
-        num_blocks = self.num_blocks + (0 if any(self.group_windows) else self.num_swap_blocks)
-        return capacity_tokens(self.group_windows, num_blocks, self.block_size, self.max_num_batched_tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStats:
-    """The state now, and totals since the start. num_received = num_waiting + num_running + sum of num_finished."""
-
-    num_waiting: int
-    num_running: int
-    num_used_blocks: int
-    num_blocks: int
-    num_received: int
-    num_finished: dict[FinishReason, int]
-    num_preemptions: int
-    prefix_cache_queries: int
-    """Prompt tokens looked up in the prefix cache, at first admission."""
-    prefix_cache_hits: int
-    """Those of them that were found."""
-    num_prompt_tokens: int
-    """Prompt tokens of admitted requests."""
-    num_generation_tokens: int
-    """Accepted output tokens; never decreases."""
-    num_swap_preemptions: int = 0
-    """Those of the preemptions that kept the request's blocks in the tier."""
-    num_swapped: int = 0
-    """Requests that wait, swapped out."""
-    num_used_swap_blocks: int = 0
-    """Blocks of the tier that requests hold; others may hold evicted prefixes."""
-    num_swap_blocks: int = 0
-    num_blocks_swapped_in: int = 0
-    num_blocks_swapped_out: int = 0
-    block_bytes: int = 0
-    tier_prefix_cache_hits: int = 0
-    """Those of `prefix_cache_hits` that only the tier held."""
-    num_evicted_blocks: int = 0
-    """Cached blocks that were given up for others."""
-    num_predicted_tokens: int = 0
-    """Output tokens expected, at their admission, of the requests that have ended by `stop` or `length`."""
-    num_actual_tokens: int = 0
-    """Output tokens of these."""
-    num_mispredicted_tokens: int = 0
-    """By how many the two differed, added up over these requests."""
 
 
 class Scheduler:
@@ -151,7 +64,7 @@ class Scheduler:
         self._requests: dict[int, Request] = {}  # waiting, running, and finished with steps in flight
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}  # in order of admission; with priorities, of urgency at the last step
-        self._predictor = LengthPredictor()
+        self._forecast = Forecast(self._kv)
         self._in_flight: dict[int, SchedulerOutput] = {}  # by step id, in order
         self._forgotten_request_ids: list[int] = []  # the runner has yet to be told
         self._copied_for: dict[int, list[int]] = {}  # by step id: running requests that wait for its copies
@@ -166,9 +79,6 @@ class Scheduler:
         self._num_tier_cached_tokens = 0
         self._num_generation_tokens = 0
         self._num_generation_tokens_shown = 0
-        self._num_predicted_tokens = 0
-        self._num_actual_tokens = 0
-        self._num_mispredicted_tokens = 0
 
     # ---- requests in and out
 
@@ -509,35 +419,8 @@ class Scheduler:
             token_budget -= num_taken
 
     def _will_fit(self, request: Request, prefix: BlockTables) -> bool:
-        """Whether the pool will probably hold the request and those that run until they have ended, so that none is
-        preempted, apart from those that this one may preempt. What is alone always fits."""
-        running, block_size = self._running.values(), self.config.block_size
-        if not running or not self.config.group_windows:
-            return True
-        loads = [self._load(request, self._kv.num_used(prefix) // len(self.config.group_windows) * block_size)]
-        loads += (self._load(other, other.num_shared_tokens) for other in running if not self._yields(other, request))
-        num_own = sum(self._num_slots(self._kv.num_resident(other) - other.num_shared_tokens) for other in running)
-        num_shared = max(self._kv.pool.num_used * block_size - num_own, 0)
-        return num_shared + predicted_peak(loads) <= self.config.num_blocks * block_size
-
-    def _load(self, request: Request, num_shared_tokens: int) -> tuple[int, int, int]:
-        """Slots of its own that the request holds when its gap is closed, how many tokens it will probably add, and the
-        slots that each of them takes."""
-        num_tokens, windows = request.num_tokens, self.config.group_windows
-        if self._kv.is_long(num_tokens):
-            return self._num_slots(self._kv.most_resident_tokens(request)), 0, 0
-        num_output_tokens = num_tokens - request.num_prompt_tokens
-        num_more = self._predictor.predict(num_output_tokens, request.max_tokens) - num_output_tokens
-        num_own = self._num_slots(
-            num_tokens - num_shared_tokens + self.config.block_size // 2
-        )  # half of the last block
-        num_per_token = sum(not window or num_tokens < window for window in windows)
-        return num_own, max(num_more - 1, 0), num_per_token
-
-    def _num_slots(self, num_tokens: int) -> int:
-        """Slots that so many tokens take in all groups, each of which keeps those in its window."""
-        num_tokens = max(num_tokens, 0)
-        return sum(min(num_tokens, window or num_tokens) for window in self.config.group_windows)
+        running = self._running.values()
+        return self._forecast.fits(request, prefix, running, (r for r in running if not self._yields(r, request)))
 
     def _fork_followers(self, step: SchedulerOutput, leader: Request) -> None:
         """The leader's prompt is in this step to its end: those who waited for it begin here, with its blocks, and
@@ -560,7 +443,7 @@ class Scheduler:
             step.reset_request_ids.append(request.request_id)
             return
         request.was_scheduled = True
-        request.predicted_tokens = self._predictor.predict(0, request.max_tokens)
+        self._forecast.begin(request)
         request.num_shared_tokens = request.num_computed_tokens
         self._num_prompt_tokens += request.num_prompt_tokens
         params = request.sampling_params
@@ -617,7 +500,7 @@ class Scheduler:
     # ---- copies between pool and tier
 
     def _waits_for_copies(self, request: Request) -> bool:
-        return any(request.request_id in request_ids for request_ids in self._copied_for.values())
+        return bool(self._copied_for) and request.request_id in chain.from_iterable(self._copied_for.values())
 
     def _wait_for_copies(self, step: SchedulerOutput, request: Request) -> None:
         """Leave a running request out until this step, which copies some of its blocks, has returned."""
@@ -643,8 +526,7 @@ class Scheduler:
         if not self._kv.tier.is_closed:
             return []
         going_on = [request for request in self._requests.values() if request.finish_reason is None]
-        # The last token that a request may sample is never computed with.
-        unfitting = [r for r in going_on if self._kv.is_long(min(r.num_tokens, r.most_computed_tokens))]
+        unfitting = [request for request in going_on if self._kv.is_long(request)]
         return [
             delta
             for request in unfitting
@@ -726,17 +608,9 @@ class Scheduler:
             self._waiting.recheck(may_be_ready)
         self._num_finished[reason] += 1
         if request.max_tokens and request.was_scheduled and reason != "error":
-            self._learn(request, reason)
+            self._forecast.end(request, reason)
         if not request.num_steps_in_flight:
             self._release(request)
-
-    def _learn(self, request: Request, reason: FinishReason) -> None:
-        num_tokens, num_predicted = request.num_output_tokens, request.predicted_tokens
-        self._predictor.observe(num_tokens, is_cut_off=reason != "stop")
-        if reason != "abort":
-            self._num_predicted_tokens += num_predicted
-            self._num_actual_tokens += num_tokens
-            self._num_mispredicted_tokens += abs(num_predicted - num_tokens)
 
     def _retire(self, step: SchedulerOutput) -> None:
         """A step has returned: what only waited for it can go."""
@@ -787,9 +661,9 @@ class Scheduler:
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens_shown,
             num_evicted_blocks=self._kv.pool.num_evicted,
-            num_predicted_tokens=self._num_predicted_tokens,
-            num_actual_tokens=self._num_actual_tokens,
-            num_mispredicted_tokens=self._num_mispredicted_tokens,
+            num_predicted_tokens=self._forecast.num_predicted_tokens,
+            num_actual_tokens=self._forecast.num_actual_tokens,
+            num_mispredicted_tokens=self._forecast.num_mispredicted_tokens,
         )
 
     def check(self) -> None:

@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from octavo.core.beam_search import BeamSearch
 from octavo.core.request import Request, RequestLimits
-from octavo.core.scheduler import Scheduler, SchedulerStats
+from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import Executor, RequestDelta, SchedulerOutput, StepHandle
 from octavo.engine.beam_search import BeamSearches
 from octavo.engine.grammars import Grammars

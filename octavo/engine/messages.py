@@ -6,7 +6,7 @@ Plain data; the field types are those of `core/step.py` and `sampling_params.py`
 import msgspec
 
 from octavo.checkpoint.model_config import PoolingConfig
-from octavo.core.scheduler import SchedulerStats
+from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import RequestDelta
 from octavo.sampling_params import SamplingParams
 

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Unkno
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from octavo.core.scheduler import SchedulerStats
+from octavo.core.scheduler_stats import SchedulerStats
 
 __all__ = ["EngineMetrics", "RequestTimer"]
 

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from octavo.config import EngineConfig
-from octavo.core.scheduler import SchedulerStats
+from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import RequestDelta
 from octavo.engine.launch import read_launch
 from octavo.engine.messages import (

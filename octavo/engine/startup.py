@@ -16,7 +16,8 @@ from octavo.checkpoint.model_config import ModelConfig
 from octavo.checkpoint.open import open_checkpoint
 from octavo.config import EngineConfig, Facts, ResolvedConfig, resolve, resolve_quantization
 from octavo.core.request import RequestLimits
-from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import NewRequest, SchedulerOutput
 from octavo.engine.executor import InlineExecutor, Runner, ThreadExecutor
 from octavo.engine.grammars import Grammars

@@ -6,7 +6,8 @@ from itertools import count
 from typing import Any
 
 from octavo.core.request import Request
-from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import RequestDelta, SchedulerOutput
 from octavo.sampling_params import SamplingParams
 from tests.core.fake_executor import FakeExecutor, FakeStepHandle, naive_output

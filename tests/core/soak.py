@@ -12,7 +12,8 @@ from math import exp, log
 from typing import Any
 
 from octavo.core.request import Request
-from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from octavo.sampling_params import SamplingParams
 
@@ -124,20 +125,23 @@ def soak(num_requests: int, num_steps_in_flight: int = 1, seed: int = 0, **optio
     )
     scheduler, executor = Scheduler(config), StampExecutor(num_blocks)
     arriving = deque(requests)
-    doomed = {request.request_id for request in requests if draw.random() < 0.1}
+    # When each of a tenth is aborted: at so many output tokens, or, with -1, while it waits.
+    doomed = {r.request_id: draw.randrange(-1, r.seed % 1000) for r in requests if draw.random() < 0.1}
     in_flight: deque[SchedulerOutput] = deque()
     while arriving or scheduler.has_unfinished_requests or in_flight:
         while arriving and scheduler.stats().num_waiting < MAX_NUM_SEQS:
-            scheduler.add_request(arriving.popleft())
+            request = arriving.popleft()
+            scheduler.add_request(request)
+            if doomed.get(request.request_id) == -1:
+                scheduler.abort(request.request_id)
         while len(in_flight) < num_steps_in_flight and (step := scheduler.schedule()).request_ids:
             in_flight.append(step)
-        step = in_flight.popleft()
-        scheduler.update(step, executor.compute(step))
-        if doomed and draw.random() < 0.2:
-            victim = requests[draw.choice(step.request_ids) if draw.random() < 0.8 else min(doomed)]
-            if victim.request_id in doomed:
-                scheduler.abort(victim.request_id)
-                doomed.remove(victim.request_id)
+        if in_flight:
+            step = in_flight.popleft()
+            scheduler.update(step, executor.compute(step))
+            for request_id in doomed.keys() & step.request_ids:
+                if requests[request_id].num_output_tokens >= doomed[request_id]:
+                    scheduler.abort(request_id)
         scheduler.check()
     for request in requests:
         output = [output_token(request.seed, index) for index in range(request.num_output_tokens)]

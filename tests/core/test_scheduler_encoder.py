@@ -1,7 +1,8 @@
 """Without KV groups, as for encoders: prompts are scheduled whole, hold no blocks, and end with their embedding."""
 
 from octavo.core.request import Request
-from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import ModelRunnerOutput, RequestDelta, SchedulerOutput
 from octavo.sampling_params import SamplingParams
 

@@ -27,7 +27,7 @@ def test_twenty_thousand_requests_under_pressure() -> None:
 def check_served(scheduler: Scheduler, num_requests: int) -> None:
     stats = scheduler.stats()
     assert stats.num_received == sum(stats.num_finished.values()) == num_requests
-    assert stats.num_finished["abort"] > num_requests // 50
+    assert stats.num_finished["abort"] > num_requests // 15
     assert stats.num_finished["error"] == stats.num_used_blocks == 0
     assert stats.num_preemptions > 0
     assert stats.prefix_cache_hits > 0

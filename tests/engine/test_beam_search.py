@@ -7,7 +7,8 @@ import pytest
 
 from octavo.core.beam_search import BeamSearch
 from octavo.core.request import RequestLimits
-from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import RequestDelta
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.messages import AddRequest

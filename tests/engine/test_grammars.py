@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from octavo.core.request import RequestLimits
-from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import RequestDelta
 from octavo.engine.grammars import Grammars
 from octavo.engine.llm_engine import LLMEngine

@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from octavo.config import EngineConfig
-from octavo.core.scheduler import SchedulerStats
+from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import RequestDelta
 from octavo.engine.admission import Admission
 from octavo.engine.client import EngineClient

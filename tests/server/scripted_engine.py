@@ -17,7 +17,8 @@ from pathlib import Path
 from octavo.checkpoint.generation_config import resolve_sampling_defaults
 from octavo.config import EngineConfig
 from octavo.core.request import RequestLimits
-from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.messages import EngineInfo

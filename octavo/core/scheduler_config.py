@@ -1,0 +1,56 @@
+"""SchedulerConfig: the scheduler's limits and policies, resolved. Plain data."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.core.eviction import EvictionPolicyName
+from octavo.core.kv_groups import capacity_tokens
+from octavo.core.swap_cost import PreemptionMode
+
+__all__ = ["AdmissionPolicy", "SchedulerConfig", "SchedulingPolicy"]
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+AdmissionPolicy = Literal["predicted", "greedy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """The scheduler's limits, resolved."""
+
+    max_num_seqs: int
+    """Most requests running at once."""
+    max_num_batched_tokens: int
+    """Most tokens in a step: bounds the time between a running request's tokens. Each has one in every step, so no
+    more requests than this run either."""
+    num_blocks: int
+    """KV-cache blocks, shared by all groups."""
+    block_size: int
+    """Tokens a block."""
+    group_windows: tuple[int, ...] = (0,)
+    """For each group of layers with a block table of its own, how many latest positions they see; 0 for all. No groups
+    in encoders, which keep nothing between steps: a prompt is scheduled whole, in the first step whose budget has room
+    for it."""
+    enable_prefix_caching: bool = True
+    kv_eviction_policy: EvictionPolicyName = "lru"
+    seed: int = 0
+    """Of the random eviction policy."""
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    admission_policy: AdmissionPolicy = "predicted"
+    """Whether a request is admitted when the pool will probably hold it to its end, or when it holds it now."""
+    num_swap_blocks: int = 0
+    """Blocks of the second tier: for preempted requests, evicted prefixes and sequences longer than the pool."""
+    preemption_mode: PreemptionMode = "auto"
+    block_bytes: int = 0
+    """Of one block in all layers."""
+    prefill_tokens_per_s: float = 1.0
+    """Before any step was measured."""
+    copy_bytes_per_s: float = 1.0
+    """Between pool and tier, before any copy was measured."""
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens of one request that pool and tier hold; without a pool, that a step holds."""
+        if not self.group_windows:
+            return self.max_num_batched_tokens
+        num_blocks = self.num_blocks + (0 if any(self.group_windows) else self.num_swap_blocks)
+        return capacity_tokens(self.group_windows, num_blocks, self.block_size, self.max_num_batched_tokens)
