@@ -5,7 +5,7 @@ The only writer of tables. Knows tokens and blocks; knows nothing of budgets or 
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, filterfalse, islice
 
 from octavo.core.block_pool import NULL_BLOCK, BlockKey, BlockPool, hash_block, root_hash
 from octavo.core.block_tier import BlockTier, Copy
@@ -147,7 +147,7 @@ class KVCacheManager:
         return sum(not self.pool.is_free(block_id) for block_id in self._resident(chain.from_iterable(prefix)))
 
     def _resident(self, block_ids: Iterable[int]) -> Iterator[int]:
-        return (block_id for block_id in _present(block_ids) if not self.tier.owns(block_id))
+        return filterfalse(self.tier.owns, _present(block_ids)) if self.tier.num_blocks else _present(block_ids)
 
     def _num_freed(self, requests: Sequence[Request], prefix: BlockTables) -> int:
         """Blocks of the pool outside `prefix` that no others than these requests refer to."""
@@ -482,9 +482,11 @@ class KVCacheManager:
     def _check_keys(self, request: Request, group: int, table: list[int], num_null: int) -> None:
         """Only blocks that are full of known, scheduled tokens carry a key, and it is the key of these."""
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
-        tier_indices = [index for index, block_id in enumerate(table) if self.tier.owns(block_id)]
-        assert not tier_indices or tier_indices[-1] < num_full
-        keys = [None if self.tier.owns(block_id) else self.pool.key(block_id) for block_id in table[num_null:]]
+        present = table[num_null:]
+        if self.tier.num_blocks:
+            assert not any(map(self.tier.owns, table[num_full:]))
+            present = [NULL_BLOCK if self.tier.owns(block_id) else block_id for block_id in present]
+        keys = [None if block_id == NULL_BLOCK else self.pool.key(block_id) for block_id in present]
         hashes = request.block_hashes[num_null:num_full]
         pairs = zip(keys, hashes, strict=False)
         assert all(key is None or ((key[1] is own or key[1] == own) and key[0] == group) for key, own in pairs)
@@ -492,4 +494,4 @@ class KVCacheManager:
 
 
 def _present(block_ids: Iterable[int]) -> Iterator[int]:
-    return (block_id for block_id in block_ids if block_id != NULL_BLOCK)
+    return filter(NULL_BLOCK.__ne__, block_ids)
