@@ -21,6 +21,9 @@ from pathlib import Path
 from contestants import Figures, Load, Peers, Server, run_offline, run_prompt, serve
 from kernels import Ceilings
 
+from octavo.kernels import cpu
+from octavo.runner.device import available_cpus
+
 LOADS = {
     "batch-http": Load(64, 0, 128, 128, 64),
     "batch-offline": Load(64, 0, 128, 128, 64),
@@ -35,6 +38,7 @@ def main() -> None:
     args = parse_arguments()
     peers = Peers(args.models, args.llama, args.openvino, args.vllm)
     servers: dict[str, Server] = {}
+    cpu.set_num_threads(available_cpus())
     ceilings = Ceilings()
     figures: dict[str, list[Figures]] = {contestant: [] for contestant in args.contestants}
     try:

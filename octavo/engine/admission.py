@@ -53,9 +53,8 @@ class Admission:
         self._queued: dict[int, int] = {}  # request id -> prompt tokens
         self._busy_s = 0.0  # until _now
         self._now = clock()
-        self._left: deque[tuple[float, int]] = deque(
-            maxlen=MAX_LEFT
-        )  # busy time at which one left with a token; its prompt tokens
+        # Busy time at which one left with a token, and its prompt tokens.
+        self._left: deque[tuple[float, int]] = deque(maxlen=MAX_LEFT)
         self._places: dict[int, _Place] = {}  # by the hash of the prompts
         self._line: list[tuple[float, int]] = []
         self._line_requests = self._line_tokens = 0
