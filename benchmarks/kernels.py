@@ -82,7 +82,7 @@ class Ceilings:
 
     def measure(self) -> None:
         self.read_bytes_per_s = max(
-            self.read_bytes_per_s, READ_BYTES / _cpu.time_read(self.buffer.data_ptr(), READ_BYTES)
+            self.read_bytes_per_s, READ_BYTES / _cpu.time_read([(self.buffer.data_ptr(), READ_BYTES)])
         )
         units = 2 * cpu.num_threads()
         self.flops_per_s = max(self.flops_per_s, units * _cpu.FMA_FLOPS / _cpu.time_fma(units))

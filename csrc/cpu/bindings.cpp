@@ -2,9 +2,13 @@
 // here it is required that no index leads outside its tensor, else IndexError. The GIL is released while an op
 // runs.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <utility>
+#include <vector>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -227,9 +231,17 @@ void bind_sample_rows(uintptr_t logits, uintptr_t rows, int64_t num_rows, int64_
     sample_rows({pointer<float>(logits), pointer<SampleRow>(rows), nullptr, num_rows, vocab_size});
 }
 
-double bind_time_read(uintptr_t data, int64_t num_bytes) {
+// 64 KiB: small enough to share matrices evenly among the threads.
+constexpr int64_t kSpanBytes = 256 * kReadBytes;
+
+double bind_time_read(const std::vector<std::pair<uintptr_t, int64_t>>& buffers) {
     nb::gil_scoped_release release;
-    return time_read(pointer<void>(data), num_bytes);
+    std::vector<ReadSpan> spans;
+    for (const auto& [data, num_bytes] : buffers) {
+        const char *p = pointer<char>(data), *end = p + num_bytes / kReadBytes * kReadBytes;
+        for (; p < end; p += kSpanBytes) spans.push_back({p, std::min<int64_t>(kSpanBytes, end - p)});
+    }
+    return time_read(spans.data(), int64_t(spans.size()));
 }
 
 }  // namespace
@@ -285,7 +297,8 @@ NB_MODULE(_cpu, m) {
             nb::call_guard<nb::gil_scoped_release>(), "Run all ops; IndexError for an index outside its tensor.");
     m.attr("FMA_FLOPS") = 2 * kFmaSteps * kLanes;
     m.def("time_fma", &time_fma, nb::call_guard<nb::gil_scoped_release>(), "Seconds for n times FMA_FLOPS.");
-    m.def("time_read", &bind_time_read, "Seconds to read so many bytes (a multiple of 1 MiB) from an address, once.");
+    m.def("time_read", &bind_time_read,
+          "Seconds to read buffers (address, bytes) once; an end of less than 256 bytes is left out.");
     m.def("time_fork_join", &time_fork_join, nb::call_guard<nb::gil_scoped_release>(),
           "Mean seconds of a fork and join.");
 }

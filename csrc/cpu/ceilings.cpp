@@ -21,13 +21,12 @@ void fma_loop(int64_t num_units, float* sink) noexcept {
     });
 }
 
-// Reads num_bytes, in units of 1 MiB, once.
-void read_loop(const void* data, int64_t num_bytes, float* sink) noexcept {
-    constexpr int64_t kUnit = int64_t{1} << 18;  // floats
-    parallel(num_bytes / 4 / kUnit, [&](int64_t unit) {
-        const float* p = static_cast<const float*>(data) + unit * kUnit;
+// Reads every span, a unit each, once.
+void read_loop(const ReadSpan* spans, int64_t num_spans, float* sink) noexcept {
+    parallel(num_spans, [&](int64_t unit) {
+        const float* p = static_cast<const float*>(spans[unit].data);
         Vec sum[4] = {set1(0.0f), set1(0.0f), set1(0.0f), set1(0.0f)};
-        for (int64_t i = 0; i < kUnit; i += 4 * kLanes)
+        for (int64_t i = 0; i < spans[unit].num_bytes / 4; i += 4 * kLanes)
             for (int j = 0; j < 4; ++j) sum[j] = add(sum[j], load(p + i + j * kLanes));
         store(sink + unit * kLanes, add(add(sum[0], sum[1]), add(sum[2], sum[3])));
     });

@@ -253,10 +253,10 @@ double time_fma(int64_t num_units) {
     return seconds([&] { active_table().fma_loop(num_units, sink); });
 }
 
-double time_read(const void* data, int64_t num_bytes) {
+double time_read(const ReadSpan* spans, int64_t num_spans) {
     OpScope scope;
-    float* sink = static_cast<float*>(scope.workspace((num_bytes >> 20) * kLanes * sizeof(float)));
-    return seconds([&] { active_table().read_loop(data, num_bytes, sink); });
+    float* sink = static_cast<float*>(scope.workspace(num_spans * kLanes * sizeof(float)));
+    return seconds([&] { active_table().read_loop(spans, num_spans, sink); });
 }
 
 double time_fork_join(int64_t repeats) {

@@ -22,6 +22,8 @@ constexpr int64_t kAttentionRows = 8;
 constexpr int64_t kPartition = 512;
 // Vector multiply-adds in one unit of the arithmetic ceiling.
 constexpr int64_t kFmaSteps = 24 << 16;
+// Bytes that one turn of the reading ceiling reads: four vectors.
+constexpr int64_t kReadBytes = 4 * kLanes * 4;
 
 struct PackArgs {
     const void* weight;  // [num_rows, num_cols] dtype
@@ -245,6 +247,12 @@ struct SampleArgs {
     int64_t num_rows, vocab_size;
 };
 
+// What one unit of read_loop reads.
+struct ReadSpan {
+    const void* data;
+    int64_t num_bytes;  // a multiple of kReadBytes
+};
+
 // What each instruction set provides. No function throws; all of them run inside an OpScope.
 struct OpTable {
     const char* name;
@@ -269,7 +277,7 @@ struct OpTable {
     void (*paged_attention)(const AttentionArgs&) noexcept;
     void (*sample_rows)(const SampleArgs&) noexcept;
     void (*fma_loop)(int64_t num_units, float* sink) noexcept;
-    void (*read_loop)(const void* data, int64_t num_bytes, float* sink) noexcept;
+    void (*read_loop)(const ReadSpan* spans, int64_t num_spans, float* sink) noexcept;
 };
 
 // Elements in the packed form of a [num_rows, num_cols] matrix.
@@ -305,9 +313,9 @@ void paged_attention(AttentionArgs args);
 void encoder_attention(EncoderAttentionArgs args);
 void sample_rows(SampleArgs args);
 
-// Ceilings, in seconds: num_units · kFmaSteps · 16 multiply-adds; a read of num_bytes; a fork and join of the pool.
+// Ceilings, in seconds: num_units · kFmaSteps · 16 multiply-adds; a read of all spans; a fork and join of the pool.
 double time_fma(int64_t num_units);
-double time_read(const void* data, int64_t num_bytes);
+double time_read(const ReadSpan* spans, int64_t num_spans);
 double time_fork_join(int64_t repeats);
 
 }  // namespace octavo

@@ -26,7 +26,7 @@ void write_kv(const WriteKVArgs&) noexcept;
 void paged_attention(const AttentionArgs&) noexcept;
 void sample_rows(const SampleArgs&) noexcept;
 void fma_loop(int64_t num_units, float* sink) noexcept;
-void read_loop(const void* data, int64_t num_bytes, float* sink) noexcept;
+void read_loop(const ReadSpan* spans, int64_t num_spans, float* sink) noexcept;
 
 extern const OpTable table;
 const OpTable table = {

@@ -16,6 +16,7 @@ from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import Executor, RequestDelta, SchedulerOutput, StepHandle
 from octavo.engine.beam_search import BeamSearches
 from octavo.engine.grammars import Grammars
+from octavo.engine.memory_roof import MemoryRoof
 from octavo.engine.messages import AddPooling, AddRequest
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
@@ -50,6 +51,7 @@ class LLMEngine:
         is_pooling: bool = False,
         progress: Callable[[], int] = int,
         grammars: Grammars | None = None,
+        roof: MemoryRoof | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -60,6 +62,7 @@ class LLMEngine:
         self.is_pooling = is_pooling
         self.progress = progress
         self.grammars = grammars or Grammars(_no_compiler)
+        self.roof = roof
         self._started: list[int] = []
         self.beam_searches = BeamSearches(scheduler)
         self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
@@ -181,6 +184,8 @@ class LLMEngine:
             runner_output = handle.result()
         except Exception as error:
             return self._closed(self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}"))
+        if self.roof is not None:
+            self.roof.observe(scheduler_output, runner_output.compute_s)
         return self._closed(self.scheduler.update(scheduler_output, runner_output))
 
     def _closed(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
@@ -201,7 +206,8 @@ class LLMEngine:
         return self.scheduler.has_unfinished_requests or bool(self._in_flight)
 
     def stats(self) -> SchedulerStats:
-        return self.scheduler.stats()
+        stats = self.scheduler.stats()
+        return stats if self.roof is None else replace(stats, memory_roof_share=self.roof.share)
 
     def _draw_seed(self, request_id: int) -> int:
         """A seed for a request without one: differs between requests, repeats from run to run."""

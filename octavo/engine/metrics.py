@@ -175,10 +175,13 @@ class _StatsCollector(Collector):
             yield self._counter(name, "Tokens generated.", stats.num_generation_tokens)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_cache_hits)
+        if (share := stats.memory_roof_share) is not None:
+            documentation = "Of the rate at which memory is read, that of the latest decode steps."
+            yield self._gauge("memory_roof_share", documentation, share, prefix="octavo")
         yield from self._own_counters(stats)
 
-    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
-        metric = GaugeMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
+    def _gauge(self, name: str, documentation: str, value: float, prefix: str = "vllm") -> Metric:
+        metric = GaugeMetricFamily(f"{prefix}:{name}", documentation, labels=["model_name"])
         metric.add_metric(self._labels, value)
         return metric
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from octavo.config import EngineConfig, ResolvedConfig
 from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.memory_roof import MemoryRoof
 from octavo.engine.messages import EngineInfo
 from octavo.engine.startup import StartProgress, build_engine
 
@@ -28,6 +29,10 @@ class StartLog(StartProgress):
 
     def weights_cached(self, path: Path, num_bytes: int) -> None:
         log(f"packed weights are kept in {path}, {num_bytes / 1e6:.0f} MB (--weight-cache)")
+
+    def roof_measured(self, roof: MemoryRoof) -> None:
+        rate, num_bytes = roof.bytes_per_s / 1e9, roof.weight_bytes / 1e6
+        log(f"roof of one stream: {rate:.1f} GB/s over {num_bytes:.0f} MB a token = {roof.tokens_per_s:.0f} tokens/s")
 
     def resolved(self, config: ResolvedConfig) -> None:
         for option, reason in config.reasons:

@@ -22,14 +22,21 @@ from octavo.core.step import NewRequest, SchedulerOutput
 from octavo.engine.executor import InlineExecutor, Runner, ThreadExecutor
 from octavo.engine.grammars import Grammars
 from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.memory_roof import MemoryRoof, kv_token_bytes
 from octavo.engine.messages import EngineInfo
 from octavo.kernels.ops import Ops
 from octavo.kernels.provider import ProviderName, progress_counter, resolve_ops
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.weight_cache import WeightCache
 from octavo.layers.weights import packed_bytes, quantized_form
-from octavo.models.loader import CausalLM, load_encoder, load_model
-from octavo.runner.device import available_cpus, free_disk_bytes, free_memory_bytes, measure_flops_per_s
+from octavo.models.loader import CausalLM, Encoder, load_encoder, load_model, multiplied_weights
+from octavo.runner.device import (
+    available_cpus,
+    free_disk_bytes,
+    free_memory_bytes,
+    measure_flops_per_s,
+    measure_read_bytes_per_s,
+)
 from octavo.runner.model_runner import ModelRunner
 from octavo.runner.pooling_runner import DecoderPoolingRunner, EncoderRunner
 from octavo.sampling_params import SamplingParams
@@ -59,6 +66,9 @@ class StartProgress:
     def weights_cached(self, path: Path, num_bytes: int) -> None:
         """A file of packed weights was read, or written for the next start; told in whichever thread did it."""
 
+    def roof_measured(self, roof: MemoryRoof) -> None:
+        """How fast memory lets the model decode; not told where that can't be measured, or nothing is decoded."""
+
     def resolved(self, config: ResolvedConfig) -> None:
         """Every value the engine runs with, and why."""
 
@@ -78,7 +88,7 @@ class _Stages:
 
 
 def build_engine(config: EngineConfig, progress: StartProgress | None = None) -> tuple[LLMEngine, EngineInfo]:
-    """Open the checkpoint, gather facts, resolve the configuration, load the weights, warm up.
+    """Open the checkpoint, gather facts, resolve the configuration, load the weights and time reading them, warm up.
 
     Raises ConfigError for options that can't work, CheckpointError for files that can't be served.
     """
@@ -93,8 +103,13 @@ def build_engine(config: EngineConfig, progress: StartProgress | None = None) ->
     with stages.stage("load weights"):
         grammars = Grammars(partial(_grammar_compiler, config, checkpoint.config))
         cache = _open_weight_cache(checkpoint, ops, resolved, progress)
-        runner = _load_runner(checkpoint, ops, resolved, progress, grammars, cache)
-    engine = _assemble(resolved, checkpoint, runner, grammars)
+        model = _load_model(checkpoint, ops, resolved, progress, cache)
+        runner = _make_runner(model, ops, resolved, checkpoint.config, grammars)
+    with stages.stage("measure memory"):
+        roof = _measure_roof(model, resolved, checkpoint.config)
+    if roof is not None:
+        progress.roof_measured(roof)
+    engine = _assemble(resolved, checkpoint, runner, grammars, roof)
     with stages.stage("warm up"):
         _warm_up(runner, resolved)
     if cache is not None:
@@ -151,14 +166,9 @@ def _open_weight_cache(
     return cache
 
 
-def _load_runner(
-    checkpoint: Checkpoint,
-    ops: Ops,
-    config: ResolvedConfig,
-    progress: StartProgress,
-    grammars: Grammars,
-    cache: WeightCache | None,
-) -> Runner:
+def _load_model(
+    checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progress: StartProgress, cache: WeightCache | None
+) -> Encoder:
     total_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
     done_bytes = 0
 
@@ -167,18 +177,38 @@ def _load_runner(
         done_bytes += num_bytes
         progress.weights_read(done_bytes, total_bytes)
 
-    dtype, device = getattr(torch, config.dtype), torch.device("cpu")
+    load = load_model if config.pooling is None else load_encoder
     how = (config.quantization, config.int8_activations, cache)
+    return load(checkpoint, ops, getattr(torch, config.dtype), config.max_model_len, on_bytes, *how)
+
+
+def _make_runner(
+    model: Encoder, ops: Ops, config: ResolvedConfig, model_config: ModelConfig, grammars: Grammars
+) -> Runner:
+    device = torch.device("cpu")
+    if model_config.is_encoder:
+        return EncoderRunner(model, ops, config, device)
+    decoder = cast(CausalLM, model)
     if config.pooling is None:
-        model = load_model(checkpoint, ops, dtype, config.max_model_len, on_bytes, *how)
-        return ModelRunner(model, ops, config, checkpoint.config, device, grammars)
-    encoder = load_encoder(checkpoint, ops, dtype, config.max_model_len, on_bytes, *how)
-    if checkpoint.config.is_encoder:
-        return EncoderRunner(encoder, ops, config, device)
-    return DecoderPoolingRunner(cast(CausalLM, encoder), ops, config, checkpoint.config, device)
+        return ModelRunner(decoder, ops, config, model_config, device, grammars)
+    return DecoderPoolingRunner(decoder, ops, config, model_config, device)
 
 
-def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner, grammars: Grammars) -> LLMEngine:
+def _measure_roof(model: Encoder, config: ResolvedConfig, model_config: ModelConfig) -> MemoryRoof | None:
+    """The weights themselves are read: from where they are, in memory or, of a small model, in a cache."""
+    if config.pooling is not None:
+        return None
+    matrices = [weight.data for weight in multiplied_weights(model)]
+    bytes_per_s = measure_read_bytes_per_s(config.provider, matrices)
+    if bytes_per_s is None:
+        return None
+    kv_bytes = kv_token_bytes(model_config.kv_groups, config.block_bytes // config.block_size)
+    return MemoryRoof(bytes_per_s, sum(matrix.nbytes for matrix in matrices), kv_bytes)
+
+
+def _assemble(
+    config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner, grammars: Grammars, roof: MemoryRoof | None
+) -> LLMEngine:
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
@@ -216,6 +246,7 @@ def _assemble(config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner, gr
         is_pooling=config.pooling is not None,
         progress=progress_counter(config.provider),
         grammars=grammars,
+        roof=roof,
     )
 
 

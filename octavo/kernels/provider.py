@@ -1,14 +1,14 @@
-"""resolve_ops: the ops provider by name. progress_counter: whether it gets on."""
+"""resolve_ops: the ops provider by name. progress_counter: whether it gets on. read_timer: how fast it reads."""
 
 import importlib.util
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from octavo.kernels.ops import Ops
 
-__all__ = ["ProviderName", "progress_counter", "resolve_ops"]
+__all__ = ["ProviderName", "progress_counter", "read_timer", "resolve_ops"]
 
 ProviderName = Literal["auto", "cpu", "reference"]
 
@@ -37,3 +37,13 @@ def progress_counter(name: str) -> Callable[[], int]:
 
         return progress
     return lambda: int(time.process_time())  # torch counts nothing, but where it computes it takes CPU time
+
+
+def read_timer(name: str) -> Callable[[Sequence[tuple[int, int]]], float] | None:
+    """A function that reads buffers (address, bytes) once, on the threads that ops compute on, and returns the seconds;
+    None of torch, which has none."""
+    if name == "cpu":
+        from octavo.kernels._cpu import time_read
+
+        return time_read
+    return None

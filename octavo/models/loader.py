@@ -1,8 +1,9 @@
-"""load_model: the model file named by the checkpoint's model_type, built with the checkpoint's weights."""
+"""load_model: the model file named by the checkpoint's model_type, built with the checkpoint's weights; and which of
+these every step reads."""
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol, cast
 
@@ -12,12 +13,14 @@ import octavo.models
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.errors import UnknownArchitectureError
-from octavo.kernels.ops import Ops
+from octavo.kernels.ops import Ops, Weight
 from octavo.layers.context import StepContext
+from octavo.layers.embedding import LMHead
+from octavo.layers.linear import Linear
 from octavo.layers.weight_cache import WeightCache
 from octavo.layers.weights import WeightLoader
 
-__all__ = ["CausalLM", "Encoder", "known_model_types", "load_encoder", "load_model"]
+__all__ = ["CausalLM", "Encoder", "known_model_types", "load_encoder", "load_model", "multiplied_weights"]
 
 NOT_MODELS = {"loader"}
 
@@ -100,3 +103,15 @@ def _load(
     model = cast(Encoder, module.Model(config, weights, max_model_len))
     weights.finish(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())
     return model
+
+
+def multiplied_weights(part: object) -> Iterator[Weight]:
+    """The matrices of a model, a layer or a list of these that are read whole in every step, however few its tokens.
+
+    An embedding, of which a token needs one row, is among them only where it is the output head too.
+    """
+    if isinstance(part, Linear | LMHead):
+        yield part.weight
+        return
+    for inner in part if isinstance(part, list) else getattr(part, "__dict__", {}).values():
+        yield from multiplied_weights(inner)

@@ -1,21 +1,31 @@
-"""Facts of the machine: CPUs that may be used, memory that is free, and the arithmetic rate of an ops provider."""
+"""Facts of the machine: CPUs that may be used, memory that is free, and an ops provider's rates of arithmetic and of
+reading memory."""
 
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import torch
 
 from octavo.kernels.ops import Ops
+from octavo.kernels.provider import read_timer
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
 
-__all__ = ["available_cpus", "free_disk_bytes", "free_memory_bytes", "measure_flops_per_s"]
+__all__ = [
+    "available_cpus",
+    "free_disk_bytes",
+    "free_memory_bytes",
+    "measure_flops_per_s",
+    "measure_read_bytes_per_s",
+]
 
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 UNREADABLE = float("inf")
+READ_BYTES = 512 << 20
+"""Read at most, to measure the rate."""
 
 
 def available_cpus() -> int:
@@ -115,3 +125,22 @@ def measure_flops_per_s(
         best = min(best, end - start)
         if end > deadline:
             return 2 * rows * outputs * hidden_size / best
+
+
+def measure_read_bytes_per_s(provider: str, tensors: Sequence[torch.Tensor], seconds: float = 0.05) -> float | None:
+    """Rate at which a provider's threads read these tensors, or the first 512 MB of them: the best of what fits in
+    `seconds`. Nothing is allocated. None where the provider can't tell."""
+    time_read = read_timer(provider)
+    if time_read is None:
+        return None
+    buffers, num_bytes = [], 0
+    for tensor in tensors:
+        size = min(tensor.nbytes, READ_BYTES - num_bytes)
+        buffers.append((tensor.data_ptr(), size))
+        num_bytes += size
+    best = float("inf")
+    deadline = time.perf_counter() + seconds
+    while True:
+        best = min(best, time_read(buffers))
+        if time.perf_counter() > deadline:
+            return num_bytes / best

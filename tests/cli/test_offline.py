@@ -53,6 +53,17 @@ def test_latency_has_vllms_fields(model: str, tmp_path: Path, capsys: pytest.Cap
     assert "99% percentile latency: " in capsys.readouterr().out
 
 
+def test_latency_tells_the_share_of_the_memory_roof(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "result.json"
+    sizes = ("--batch-size", "1", "--output-len", "20", "--num-iters", "2", "--num-iters-warmup", "1")
+    assert main(["bench", "latency", model, *sizes, "--output-json", str(path), "--max-num-seqs", "4"]) == 0
+    share = json.loads(path.read_text())["memory_roof_share"]
+    assert 0 < share < 1.2
+    assert f"Share of the memory roof, last decode steps: {share:.3f}\n" in capsys.readouterr().out
+
+
 def test_a_context_that_is_too_short_is_one_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "latency", model, "--input-len", "600", *SMALL]) == 1
     error = capsys.readouterr().err.splitlines()[-1]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -99,6 +100,15 @@ async def test_scores_of_prompts_are_the_same_alone_together_and_after_an_answer
 def test_a_context_that_is_too_long_names_the_model_s_limit(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="512"):
         client.completions.create(model="tiny", prompt=[5] * 500, max_tokens=50)
+
+
+def test_metrics_show_what_share_of_the_memory_roof_is_reached(tiny: RunningServer, client: openai.OpenAI) -> None:
+    roof = tiny.wait_for(r"roof of one stream: (\S+) GB/s over \d+ MB a token = (\d+) tokens/s")
+    assert min(map(float, roof.groups())) > 0
+    client.completions.create(model="tiny", prompt=[60, 61], max_tokens=40, extra_body={"ignore_eos": True})
+    metrics = httpx.get(f"{tiny.url}/metrics").text
+    (line,) = [line for line in metrics.splitlines() if line.startswith("octavo:memory_roof_share{")]
+    assert 0 < float(line.split()[-1]) < 1.2
 
 
 @pytest.mark.slow

@@ -368,9 +368,10 @@ void check_sampling(int64_t vocab_size) {
 
 void check_read_loop() {
     compare("read_loop", [](Random& random, Output& out) {
-        const Buffer data = random.numbers(1 << 18), sums(kLanes * 4);
+        const Buffer data = random.numbers(3 * kReadBytes / 4), sums(2 * kLanes * 4);
+        const ReadSpan spans[] = {{data.as<char>() + kReadBytes, 2 * kReadBytes}, {data.as(), kReadBytes}};
         OpScope scope;
-        active_table().read_loop(data.as(), data.num_bytes(), sums.as<float>());
+        active_table().read_loop(spans, 2, sums.as<float>());
         append(out, sums);
     });
 }

@@ -53,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"Avg latency: {average} seconds")
     for percentage, value in tails.items():
         print(f"{percentage}% percentile latency: {value} seconds")
+    share = llm.engine.stats().memory_roof_share
+    if share is not None:
+        print(f"Share of the memory roof, last decode steps: {share:.3f}")
     if args.output_json:
-        write_json(args.output_json, {"avg_latency": average, "latencies": latencies, "percentiles": tails})
+        result = {"avg_latency": average, "latencies": latencies, "percentiles": tails, "memory_roof_share": share}
+        write_json(args.output_json, result)
     return 0
