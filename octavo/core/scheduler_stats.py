@@ -46,5 +46,3 @@ class SchedulerStats:
     """Output tokens of these."""
     num_mispredicted_tokens: int = 0
     """By how many the two differed, added up over these requests."""
-    memory_roof_share: float | None = None
-    """How near the latest decode steps came to what memory allows; None where that isn't known, as to the scheduler."""

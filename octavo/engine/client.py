@@ -293,7 +293,7 @@ class EngineClient:
         return True
 
     def _take_step(self, result: StepResult) -> None:
-        self.metrics.stats = result.stats
+        self.metrics.stats, self.metrics.memory_roof_share = result.stats, result.memory_roof_share
         now = time.monotonic()
         for request_id, started in result.started.items():
             generation = self._generations.get(request_id)

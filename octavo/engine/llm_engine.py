@@ -206,8 +206,12 @@ class LLMEngine:
         return self.scheduler.has_unfinished_requests or bool(self._in_flight)
 
     def stats(self) -> SchedulerStats:
-        stats = self.scheduler.stats()
-        return stats if self.roof is None else replace(stats, memory_roof_share=self.roof.share)
+        return self.scheduler.stats()
+
+    @property
+    def memory_roof_share(self) -> float | None:
+        """How near the latest decode steps came to what memory allows, where that is known."""
+        return None if self.roof is None else self.roof.share
 
     def _draw_seed(self, request_id: int) -> int:
         """A seed for a request without one: differs between requests, repeats from run to run."""

@@ -101,6 +101,8 @@ class StepResult(msgspec.Struct, tag="step", frozen=True):
     stats: SchedulerStats
     started: dict[int, float] = {}
     """Requests that were scheduled for the first time, and when, on the clock of `time.monotonic`."""
+    memory_roof_share: float | None = None
+    """How near the latest decode steps came to what memory allows, where that is known."""
 
 
 ToEngine = AddRequest | AddPooling | AbortRequests | FinishRequest

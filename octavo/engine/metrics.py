@@ -39,10 +39,12 @@ IDLE = SchedulerStats(
 
 
 class EngineMetrics:
-    """One engine's metrics in a registry of their own. `stats` is replaced whole after every step."""
+    """One engine's metrics in a registry of their own. `stats` is replaced whole after every step, and
+    `memory_roof_share` with it."""
 
     def __init__(self, model_name: str) -> None:
         self.stats = IDLE
+        self.memory_roof_share: float | None = None
         self._registry = CollectorRegistry()
         self._registry.register(_StatsCollector(self, model_name))
 
@@ -175,7 +177,7 @@ class _StatsCollector(Collector):
             yield self._counter(name, "Tokens generated.", stats.num_generation_tokens)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_cache_hits)
-        if (share := stats.memory_roof_share) is not None:
+        if (share := self._metrics.memory_roof_share) is not None:
             documentation = "Of the rate at which memory is read, that of the latest decode steps."
             yield self._gauge("memory_roof_share", documentation, share, prefix="octavo")
         yield from self._own_counters(stats)

@@ -56,6 +56,8 @@ class Engine(Protocol):
     def progress(self) -> int: ...
     @property
     def has_unfinished_requests(self) -> bool: ...
+    @property
+    def memory_roof_share(self) -> float | None: ...
 
 
 BuildEngine = Callable[[EngineConfig], tuple[Engine, EngineInfo]]
@@ -173,7 +175,8 @@ class EngineLoop:
             self._engine.add_request(request)
 
     def _report(self) -> None:
-        if self._channel.send(StepResult(self._unsent, self._engine.stats(), self._started)):
+        engine = self._engine
+        if self._channel.send(StepResult(self._unsent, engine.stats(), self._started, engine.memory_roof_share)):
             self._unsent, self._started = [], {}
 
 

@@ -29,6 +29,7 @@ class FakeEngine:
     open: list[int] = field(default_factory=list)
     calls: list[tuple[str, int]] = field(default_factory=list)
     num_steps: int = 0
+    memory_roof_share: float | None = None
 
     def add_request(self, request: AddRequest) -> None:
         if not request.prompt_token_ids:

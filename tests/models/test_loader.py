@@ -23,7 +23,7 @@ def test_a_step_reads_each_matrix_once_but_an_embedding_only_as_the_head(family:
     assert sum(weight.num_rows * weight.num_cols for weight in weights) == expected
 
 
-@pytest.mark.parametrize(("quantization", "bytes_per_weight"), [("none", 2), ("int8", 1.125), ("int4", 0.625)])
+@pytest.mark.parametrize(("quantization", "bytes_per_weight"), [("none", 2), ("int8", 1.0625), ("int4", 0.625)])
 def test_bytes_are_those_of_the_packed_form(quantization: str, bytes_per_weight: float, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256}
     checkpoint = open_checkpoint(str(make_folder(tmp_path / "tiny", "llama", **sizes)))

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"Avg latency: {average} seconds")
     for percentage, value in tails.items():
         print(f"{percentage}% percentile latency: {value} seconds")
-    share = llm.engine.stats().memory_roof_share
+    share = llm.engine.memory_roof_share
     if share is not None:
         print(f"Share of the memory roof, last decode steps: {share:.3f}")
     if args.output_json:
