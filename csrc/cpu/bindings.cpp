@@ -17,6 +17,7 @@
 #include "isa.h"
 #include "ops.h"
 #include "replay.h"
+#include "step_inputs.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -226,9 +227,68 @@ void bind_paged_attention(uintptr_t q, uintptr_t cache, int64_t num_blocks, int6
     paged_attention(args);
 }
 
-void bind_sample_rows(uintptr_t logits, uintptr_t rows, int64_t num_rows, int64_t vocab_size) {
+// The tables and arrays of octavo/kernels/step_inputs.py, by address; CpuOps.step_filler keeps them alive.
+class StepFiller {
+public:
+    StepFiller(uintptr_t token_ids, uintptr_t block_tables, int64_t num_rows, int64_t row_tokens, int64_t row_blocks,
+               int64_t block_size, const std::vector<uintptr_t>& arrays, const std::vector<uintptr_t>& slot_mappings,
+               const std::vector<uintptr_t>& step_tables, int64_t num_tokens, int64_t num_requests, int64_t step_blocks)
+        : tables_{pointer<int32_t>(token_ids), pointer<int32_t>(block_tables), num_rows, row_tokens, row_blocks,
+                  block_size},
+          arrays_{pointer<int32_t>(arrays.at(0)), pointer<int32_t>(arrays.at(1)), pointer<int32_t>(arrays.at(2)),
+                  pointer<int32_t>(arrays.at(3)), pointer<int32_t>(arrays.at(4)), pointer<int32_t>(arrays.at(5)),
+                  pointer<int32_t>(arrays.at(6)), pointer<int32_t>(arrays.at(7)), {}, {}, num_tokens, num_requests,
+                  step_blocks} {
+        for (const uintptr_t address : slot_mappings) arrays_.slot_mappings.push_back(pointer<int32_t>(address));
+        for (const uintptr_t address : step_tables) arrays_.block_tables.push_back(pointer<int32_t>(address));
+    }
+
+    nb::tuple fill(const nb::list& rows, const nb::list& num_computed, const nb::list& num_scheduled,
+                   const nb::list& samples) {
+        const size_t num_requests = rows.size();
+        if (num_computed.size() != num_requests || num_scheduled.size() != num_requests ||
+            samples.size() != num_requests)
+            throw nb::value_error("the lists have one entry for each row");
+        requests_.clear();
+        for (size_t i = 0; i < num_requests; ++i)
+            requests_.push_back({nb::cast<int64_t>(rows[i]), nb::cast<int64_t>(num_computed[i]),
+                                 nb::cast<int64_t>(num_scheduled[i]), nb::cast<bool>(samples[i])});
+        const FilledStep step = fill_step(tables_, arrays_, requests_);
+        return nb::make_tuple(step.num_tokens, step.num_sampled, step.num_blocks);
+    }
+
+    void append(const std::vector<int32_t>& token_ids) { append_tokens(tables_, arrays_, token_ids); }
+
+private:
+    BatchTables tables_;
+    StepArrays arrays_;
+    std::vector<ScheduledRequest> requests_;
+};
+
+// A contiguous array of the host, as long as this lives.
+class Buffer {
+public:
+    explicit Buffer(const nb::object& array) {
+        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) != 0) nb::raise_python_error();
+    }
+    ~Buffer() { PyBuffer_Release(&view_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    const Py_buffer* operator->() const { return &view_; }
+
+private:
+    Py_buffer view_;
+};
+
+void bind_sample_rows(const nb::object& logits, const nb::object& rows) {
+    const Buffer values(logits), numbers(rows);
+    if (values->ndim != 2 || values->itemsize != sizeof(float) || numbers->ndim != 1 ||
+        numbers->itemsize != sizeof(SampleRow) || numbers->shape[0] != values->shape[0])
+        throw nb::value_error("logits must be [S, V] float32 and rows [S] SAMPLE_ROW");
+    const SampleArgs args = {static_cast<float*>(values->buf), static_cast<SampleRow*>(numbers->buf), nullptr,
+                             values->shape[0], values->shape[1]};
     nb::gil_scoped_release release;
-    sample_rows({pointer<float>(logits), pointer<SampleRow>(rows), nullptr, num_rows, vocab_size});
+    sample_rows(args);
 }
 
 // 64 KiB: small enough to share matrices evenly among the threads.
@@ -295,6 +355,11 @@ NB_MODULE(_cpu, m) {
                 self.replay({num_rows, num_requests});
             },
             nb::call_guard<nb::gil_scoped_release>(), "Run all ops; IndexError for an index outside its tensor.");
+    nb::class_<StepFiller>(m, "StepFiller", "Fills in a step's inputs from a batch's rows.")
+        .def(nb::init<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, const std::vector<uintptr_t>&,
+                      const std::vector<uintptr_t>&, const std::vector<uintptr_t>&, int64_t, int64_t, int64_t>())
+        .def("fill", &StepFiller::fill)
+        .def("append", &StepFiller::append);
     m.attr("FMA_FLOPS") = 2 * kFmaSteps * kLanes;
     m.def("time_fma", &time_fma, nb::call_guard<nb::gil_scoped_release>(), "Seconds for n times FMA_FLOPS.");
     m.def("time_read", &bind_time_read,

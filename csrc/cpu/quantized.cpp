@@ -16,6 +16,8 @@ constexpr int64_t kRowBlock = kInt8Rows * ((64 + kInt8Rows - 1) / kInt8Rows);
 // Panels of a unit of work.
 constexpr int64_t kUnitPanels = 4;
 static_assert(kUnitPanels % kInt8Panels == 0);
+// As in linear.cpp, for few rows.
+constexpr int64_t kPrefetchBytes = 1024;
 
 template <class F>
 void pack_panel(const PackQuantizedArgs& a, int64_t panel) {
@@ -127,6 +129,10 @@ void tile(const LinearQuantizedArgs& a, int64_t row, int64_t panel) {
     for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p) sum[r][p] = set1(0.0f);
     for (int64_t b = 0; b < num_blocks; ++b, w += F::kBlockBytes, x += kInt8Rows) {
+        if constexpr (R <= 2)
+            for (int p = 0; p < P; ++p)
+                for (int64_t line = 0; line < F::kBlockBytes; line += 64)
+                    __builtin_prefetch(w + p * stride + kPrefetchBytes + line);
         OCTAVO_UNROLL
         for (int g = 0; g < F::kGroups; ++g) {
             IntVec dot[R][P];

@@ -75,7 +75,22 @@ void Recording::replay(StepSize size) const {
                                 std::to_string(most_.num_rows) + " and " + std::to_string(most_.num_requests));
     for (const Check& any : checks_) std::visit([&](const auto& c) { check(resized(c, size)); }, any);
     OpScope scope;
-    for (const Op& op : ops_) op(scope, *this, size);
+    auto ahead = ops_.begin();  // the next op that reads a matrix
+    for (auto entry = ops_.begin(); entry != ops_.end(); ++entry) {
+        if (ahead <= entry) {
+            ahead = std::find_if(entry + 1, ops_.end(), [](const Entry& later) { return later.matrix.data; });
+            if (ahead != ops_.end()) scope.read_ahead(ahead->matrix.data, ahead->matrix.num_bytes);
+        }
+        entry->op(scope, *this, size);
+    }
+    scope.read_ahead(nullptr, 0);
+}
+
+Recording::Matrix matrix_of(const LinearArgs& a) {
+    return {a.packed, packed_size(a.num_rows, a.num_cols, a.weight_dtype) * (a.weight_dtype == DType::f32 ? 4 : 2)};
+}
+Recording::Matrix matrix_of(const LinearQuantizedArgs& a) {
+    return {a.packed, packed_quantized_bytes(a.num_rows, a.num_cols, a.form)};
 }
 
 void check_multiple(int64_t count, int64_t most) {

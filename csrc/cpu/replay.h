@@ -51,13 +51,18 @@ void require(const Check& check);
 class Recording {
 public:
     using Op = std::function<void(OpScope&, const Recording&, StepSize)>;
+    // A matrix that an op reads from its beginning to its end, if any.
+    struct Matrix {
+        const void* data;
+        int64_t num_bytes;
+    };
 
     explicit Recording(StepSize most) : most_(most) {}
     void begin();
     static void end();
     static Recording* current();  // this thread's, or null
 
-    void add(Op op) { ops_.push_back(std::move(op)); }
+    void add(Op op, Matrix matrix) { ops_.push_back({std::move(op), matrix}); }
     void add(const Check& check);
     int64_t num_ops() const { return static_cast<int64_t>(ops_.size()); }
 
@@ -72,8 +77,13 @@ public:
     void check_counts(Args args) const;
 
 private:
+    struct Entry {
+        Op op;
+        Matrix matrix;
+    };
+
     StepSize most_;
-    std::vector<Op> ops_;
+    std::vector<Entry> ops_;
     std::vector<Check> checks_;
 };
 
@@ -103,6 +113,14 @@ Counts counts(AttentionCheck&);
 
 void check_multiple(int64_t count, int64_t most);
 
+// What the product multiplies with; of other ops nothing.
+Recording::Matrix matrix_of(const LinearArgs& args);
+Recording::Matrix matrix_of(const LinearQuantizedArgs& args);
+template <class Args>
+Recording::Matrix matrix_of(const Args&) {
+    return {};
+}
+
 template <class Args>
 Args Recording::resized(Args args, StepSize size) const {
     const Counts c = counts(args);
@@ -123,9 +141,10 @@ template <class Args>
 void run(const Args& args, void (*op)(OpScope&, Args)) {
     if (Recording* recording = Recording::current()) {
         recording->check_counts(args);
-        recording->add([args, op](OpScope& scope, const Recording& self, StepSize size) {
+        const auto resized = [args, op](OpScope& scope, const Recording& self, StepSize size) {
             op(scope, self.resized(args, size));
-        });
+        };
+        recording->add(resized, matrix_of(args));
         return;
     }
     OpScope scope;

@@ -1,7 +1,9 @@
 #include "thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -51,26 +53,46 @@ uint64_t enter_fp_mode() { return 0; }
 void restore_fp_mode(uint64_t) {}
 #endif
 
-// Spins on `done`, then hands over to `sleep`.
+// Where a waiting thread fetches what it will read next.
+class Fetcher {
+public:
+    // `num_bytes` from here on, of which the thread fetches no more than its cache has room for.
+    Fetcher(const char* data, int64_t num_bytes) : next_(data), end_(data + std::min(num_bytes, kMostBytes)) {}
+
+    // Some lines more; false when all have been asked for.
+    bool fetch() {
+        if (next_ >= end_) return false;
+        for (int i = 0; i < 8; ++i) __builtin_prefetch(next_ + i * 64, 0, 2);
+        next_ += 8 * 64;
+        return true;
+    }
+
+private:
+    static constexpr int64_t kMostBytes = 256 << 10;
+    const char *next_, *end_;
+};
+
+// Spins on `done`, fetching meanwhile, then hands over to `sleep`.
 template <class Done, class Sleep>
-void spin_then(Done done, Sleep sleep) {
+void spin_then(Done done, Fetcher fetcher, Sleep sleep) {
     const auto deadline = Clock::now() + kSpinTime;
     do {
         for (int i = 0; i < 32; ++i) {
             if (done()) return;
-            pause();
+            if (!fetcher.fetch()) pause();
         }
     } while (Clock::now() < deadline);
     while (!done()) sleep();
 }
 
-// A job is published by one store to `ticket_`: (serial number << 32 | units not yet claimed). A thread claims a unit
+// A job is published by one store to `ticket_`: (serial number << 32 | units not yet claimed). A thread claims units
 // by lowering the count with a compare-and-swap, which fails if another job has been published in between; so what it
-// read of the job before is what belongs to the unit, and a thread that sleeps through a job is never waited for.
+// read of the job before is what belongs to the units, and a thread that sleeps through a job is never waited for.
+// It claims many while many are left, so that it reads memory in long runs, and one at a time in the end.
 class ThreadPool {
 public:
     std::mutex& mutex() { return mutex_; }
-    int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+    int num_threads() const { return num_threads_; }
     uint64_t progress() const {
         return ticket_.load(std::memory_order_relaxed) + num_inline_.load(std::memory_order_relaxed);
     }
@@ -82,7 +104,8 @@ public:
         for (std::thread& worker : workers_) worker.join();
         workers_.clear();
         stop_.store(false);
-        start(n);
+        num_threads_ = n;
+        for (int i = 1; i < n; ++i) workers_.emplace_back([this, i, seen = serial_.load()] { loop(i, seen); });
     }
 
     void run(int64_t num_units, void (*fn)(const void*, int64_t) noexcept, const void* context) noexcept {
@@ -95,6 +118,7 @@ public:
         }
         fn_.store(fn, std::memory_order_relaxed);
         context_.store(context, std::memory_order_relaxed);
+        num_units_.store(static_cast<uint32_t>(num_units), std::memory_order_relaxed);
         num_done_.store(0, std::memory_order_relaxed);
         const uint32_t serial = serial_.load(std::memory_order_relaxed) + 1;
         ticket_.store(uint64_t{serial} << 32 | static_cast<uint32_t>(num_units), std::memory_order_release);
@@ -104,10 +128,15 @@ public:
         const auto all_done = [&] {
             return num_done_.load(std::memory_order_acquire) == static_cast<uint32_t>(num_units);
         };
-        spin_then(all_done, [&] {
+        spin_then(all_done, fetcher(0), [&] {
             const uint32_t num_done = num_done_.load(std::memory_order_acquire);
             if (num_done != static_cast<uint32_t>(num_units)) num_done_.wait(num_done);
         });
+    }
+
+    void read_ahead(const void* data, int64_t num_bytes) noexcept {
+        ahead_.store(static_cast<const char*>(data), std::memory_order_relaxed);
+        ahead_bytes_.store(num_bytes, std::memory_order_relaxed);
     }
 
     void* workspace(size_t num_bytes) {
@@ -123,14 +152,19 @@ public:
     }
 
 private:
-    void start(int n) {
-        for (int i = 1; i < n; ++i) workers_.emplace_back([this, seen = serial_.load()] { loop(seen); });
+    // For the thread of this index, which is likely to make the claim of that index.
+    Fetcher fetcher(int index) const {
+        const double start = 1.0 - std::pow(1.0 - 0.5 / num_threads_, index);
+        const int64_t num_bytes = ahead_bytes_.load(std::memory_order_relaxed);
+        const auto skipped = static_cast<int64_t>(start * static_cast<double>(num_bytes));
+        return Fetcher(ahead_.load(std::memory_order_relaxed) + skipped, num_bytes - skipped);
     }
 
-    void loop(uint32_t seen) noexcept {
+    void loop(int index, uint32_t seen) noexcept {
         enter_fp_mode();
         while (true) {
-            spin_then([&] { return serial_.load(std::memory_order_acquire) != seen; }, [&] { serial_.wait(seen); });
+            spin_then([&] { return serial_.load(std::memory_order_acquire) != seen; }, fetcher(index),
+                      [&] { serial_.wait(seen); });
             seen = serial_.load(std::memory_order_acquire);
             if (stop_.load()) return;
             work();
@@ -144,11 +178,14 @@ private:
         while (static_cast<uint32_t>(ticket) != 0) {
             const auto fn = fn_.load(std::memory_order_relaxed);
             const auto context = context_.load(std::memory_order_relaxed);
-            if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
+            const uint32_t num_left = static_cast<uint32_t>(ticket);
+            const uint32_t num_claimed = std::max(num_left / (2 * static_cast<uint32_t>(num_threads_)), 1u);
+            const uint32_t first = num_units_.load(std::memory_order_relaxed) - num_left;
+            if (!ticket_.compare_exchange_weak(ticket, ticket - num_claimed, std::memory_order_acq_rel,
                                                std::memory_order_acquire))
                 continue;
-            fn(context, static_cast<uint32_t>(ticket) - 1);
-            ++num_done;
+            for (uint32_t unit = first; unit < first + num_claimed; ++unit) fn(context, unit);
+            num_done += num_claimed;
             ticket = ticket_.load(std::memory_order_acquire);
         }
         if (num_done) {
@@ -159,6 +196,7 @@ private:
 
     std::mutex mutex_;
     std::vector<std::thread> workers_;
+    int num_threads_ = 1;
     void* workspace_ = nullptr;
     size_t workspace_bytes_ = 0;
     std::atomic<bool> stop_ = false;
@@ -166,6 +204,9 @@ private:
     alignas(64) std::atomic<uint64_t> ticket_ = 0;
     std::atomic<void (*)(const void*, int64_t) noexcept> fn_ = nullptr;
     std::atomic<const void*> context_ = nullptr;
+    std::atomic<uint32_t> num_units_ = 0;
+    std::atomic<const char*> ahead_ = nullptr;
+    std::atomic<int64_t> ahead_bytes_ = 0;
     alignas(64) std::atomic<uint32_t> num_done_ = 0;
     std::atomic<uint64_t> num_inline_ = 0;  // units of jobs that were not published
 };
@@ -204,6 +245,8 @@ OpScope::~OpScope() {
     restore_fp_mode(saved_fp_mode_);
     pool().mutex().unlock();
 }
+
+void OpScope::read_ahead(const void* data, int64_t num_bytes) noexcept { pool().read_ahead(data, num_bytes); }
 
 void* OpScope::workspace(size_t num_bytes) { return pool().workspace(num_bytes); }
 

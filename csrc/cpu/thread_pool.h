@@ -27,6 +27,9 @@ public:
     OpScope(const OpScope&) = delete;
     OpScope& operator=(const OpScope&) = delete;
 
+    // Names memory that a later op reads in order of its units: threads that wait may fetch their parts of it.
+    void read_ahead(const void* data, int64_t num_bytes) noexcept;
+
     // 64-byte aligned scratch memory, valid until the next call or the end of the scope; contents are left over.
     void* workspace(size_t num_bytes);
 

@@ -1,9 +1,10 @@
 """Executors of one process: steps computed in the caller's thread, or one after the other in a worker thread."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput, StepHandle
 
 __all__ = ["InlineExecutor", "Runner", "ThreadExecutor"]
 
@@ -15,19 +16,29 @@ class Runner(Protocol):
     def forget(self, request_ids: list[int]) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A step that is over: the handle costs a fraction of a Future."""
+
+    output: ModelRunnerOutput | Exception
+
+    def result(self) -> ModelRunnerOutput:
+        if isinstance(self.output, Exception):
+            raise self.output
+        return self.output
+
+
 class InlineExecutor:
     """`submit` computes the step before it returns: for one step in flight."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def submit(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        step: Future[ModelRunnerOutput] = Future()
+    def submit(self, scheduler_output: SchedulerOutput) -> StepHandle:
         try:
-            step.set_result(self._runner.execute(scheduler_output))
+            return _Done(self._runner.execute(scheduler_output))
         except Exception as error:
-            step.set_exception(error)
-        return step
+            return _Done(error)
 
 
 class ThreadExecutor:

@@ -3,6 +3,9 @@ and for a KV cache 3 int8, 4 float8_e4m3fn."""
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 ATTENTION_PARTITION: int
 QUANT_BLOCK: int
 MAX_HEAD_DIM: int
@@ -173,7 +176,7 @@ def encoder_attention(
 def time_fma(num_units: int, /) -> float: ...
 def time_read(buffers: Sequence[tuple[int, int]], /) -> float: ...
 def time_fork_join(repeats: int, /) -> float: ...
-def sample_rows(logits: int, rows: int, num_rows: int, vocab_size: int, /) -> None: ...
+def sample_rows(logits: npt.NDArray[np.float32], rows: npt.NDArray[np.void], /) -> None: ...
 
 class Recording:
     def __init__(self, num_rows: int, num_requests: int) -> None: ...
@@ -181,3 +184,30 @@ class Recording:
     def end(self) -> None: ...
     def replay(self, num_rows: int, num_requests: int, /) -> None: ...
     def __len__(self) -> int: ...
+
+class StepFiller:
+    def __init__(
+        self,
+        token_ids: int,
+        block_tables: int,
+        num_rows: int,
+        row_tokens: int,
+        row_blocks: int,
+        block_size: int,
+        arrays: list[int],
+        slot_mappings: list[int],
+        step_tables: list[int],
+        num_tokens: int,
+        num_requests: int,
+        step_blocks: int,
+        /,
+    ) -> None: ...
+    def fill(
+        self,
+        rows: list[int],
+        num_computed_tokens: list[int],
+        num_scheduled_tokens: list[int],
+        samples: list[bool],
+        /,
+    ) -> tuple[int, int, int]: ...
+    def append(self, token_ids: list[int], /) -> None: ...

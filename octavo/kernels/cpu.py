@@ -15,6 +15,7 @@ from octavo.kernels._cpu import isa, num_threads, set_isa, set_num_threads, supp
 from octavo.kernels.ops import ATTENTION_PARTITION, QUANT_BLOCK, Ops, Weight
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
 from octavo.kernels.sampling import SAMPLE_ROW, SampleRows
+from octavo.kernels.step_inputs import BatchTables, StepArrays, StepFiller
 
 __all__ = ["CpuOps", "isa", "num_threads", "set_isa", "set_num_threads", "supported_isas"]
 
@@ -362,9 +363,37 @@ class CpuOps(Ops):
         return out
 
     def sample_rows(self, logits: npt.NDArray[np.float32], rows: SampleRows) -> None:
-        num_rows, vocab_size = logits.shape
-        if logits.dtype != np.float32 or not logits.flags.c_contiguous:
-            raise ValueError(f"logits must be contiguous float32, not {logits.dtype} with strides {logits.strides}")
-        if rows.dtype != SAMPLE_ROW or rows.shape != (num_rows,) or not rows.flags.c_contiguous:
-            raise ValueError(f"rows must be {num_rows} contiguous SAMPLE_ROW, not {rows.shape} {rows.dtype}")
-        _cpu.sample_rows(logits.ctypes.data, rows.ctypes.data, num_rows, vocab_size)
+        _cpu.sample_rows(logits, rows)
+
+    def step_filler(self, tables: BatchTables, arrays: StepArrays) -> StepFiller:
+        return NativeFiller(tables, arrays)
+
+
+class NativeFiller(_cpu.StepFiller):
+    """Holds what the native code has the addresses of."""
+
+    def __init__(self, tables: BatchTables, arrays: StepArrays) -> None:
+        self.tables, self.arrays = tables, arrays
+        num_rows, row_tokens = tables.token_ids.shape
+        inputs = (arrays.input_ids, arrays.positions, arrays.query_start, arrays.seq_lens, arrays.rows)
+        sampled = (arrays.logits_rows, arrays.sampled_rows, arrays.sampled_positions)
+        super().__init__(
+            _address(tables.token_ids),
+            _address(tables.block_tables),
+            num_rows,
+            row_tokens,
+            tables.block_tables.shape[2],
+            tables.block_size,
+            [_address(array) for array in inputs + sampled],
+            [_address(slots) for slots in arrays.slot_mappings],
+            [_address(table) for table in arrays.block_tables],
+            len(arrays.positions),
+            len(arrays.seq_lens),
+            arrays.block_tables[0].shape[1],
+        )
+
+
+def _address(array: npt.NDArray[np.int32]) -> int:
+    assert array.dtype == np.int32
+    assert array.flags.c_contiguous
+    return array.ctypes.data

@@ -21,6 +21,7 @@ from octavo.kernels import sampling
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix, round_to_int8
 from octavo.kernels.quantized_kv import KV_SCALE_BYTES, LARGEST_QUANTIZED, cache_rows, read_rows
 from octavo.kernels.sampling import SampleRows
+from octavo.kernels.step_inputs import BatchTables, ReferenceFiller, StepArrays, StepFiller
 
 __all__ = ["ATTENTION_PARTITION", "QUANT_BLOCK", "Ops", "Weight"]
 
@@ -47,7 +48,8 @@ class Weight:
 
 
 class Ops:
-    """The reference provider. Every public method is an op but `set_num_threads`, `pack…` and `kv_cache_shape`."""
+    """The reference provider. Every public method is an op but `set_num_threads`, `pack…`, `kv_cache_shape` and
+    `step_filler`."""
 
     name = "reference"
 
@@ -267,3 +269,7 @@ class Ops:
         the rounding of e^x, so where the noise falls within rounding of the edge between two tokens.
         """
         sampling.sample_rows(logits, rows)
+
+    def step_filler(self, tables: BatchTables, arrays: StepArrays) -> StepFiller:
+        """What fills in steps' inputs, all arrays of the host. Not an op."""
+        return ReferenceFiller(tables, arrays)

@@ -11,9 +11,9 @@ import torch
 
 from octavo.config import ResolvedConfig
 from octavo.kernels.ops import Ops
+from octavo.kernels.step_inputs import StepArrays, StepInputs
 from octavo.layers.context import StepContext
 from octavo.models.loader import CausalLM, Encoder
-from octavo.runner.input_batch import StepInputs
 from octavo.runner.logprobs import BLOCK
 
 __all__ = ["EagerForward", "Forward", "ReplayedForward", "make_forward", "step_context"]
@@ -39,13 +39,18 @@ class Forward(Protocol):
 
 
 def make_forward(
-    model: Encoder, ops: Ops, config: ResolvedConfig, kv_caches: list[torch.Tensor], device: torch.device
+    model: Encoder,
+    ops: Ops,
+    config: ResolvedConfig,
+    kv_caches: list[torch.Tensor],
+    device: torch.device,
+    arrays: StepArrays,
 ) -> Forward:
-    """Replayed where ops can be recorded and --enforce-eager does not forbid it."""
+    """Replayed where ops can be recorded and --enforce-eager does not forbid it. `arrays` hold every step's inputs."""
     eager = EagerForward(model, ops, getattr(torch, config.dtype), kv_caches, device)
     if config.enforce_eager or config.provider != "cpu":
         return eager
-    return ReplayedForward(eager, config)
+    return ReplayedForward(eager, config, arrays)
 
 
 class EagerForward:
@@ -75,24 +80,24 @@ class EagerForward:
 
 
 class ReplayedForward:
-    """Captured for the largest step that the configuration allows; a step's inputs are copied to where it reads them.
+    """Captured for the largest step that the configuration allows, whose inputs' arrays serve every step.
     Here torch is not called between steps: the weights leave its code no place in the caches.
 
-    Invariant: the recorded addresses are those of `_inputs`, of the caches, of the model's weights and of the arena.
+    Invariant: the recorded addresses are those of `arrays`, of the caches, of the model's weights and of the arena.
     """
 
     @torch.inference_mode()
-    def __init__(self, eager: EagerForward, config: ResolvedConfig) -> None:
+    def __init__(self, eager: EagerForward, config: ResolvedConfig, arrays: StepArrays) -> None:
         from octavo.kernels.replay import Arena, record
 
         self._eager = eager
         self._num_tokens = 0
-        num_tokens, num_requests = config.max_num_batched_tokens, config.max_num_seqs
+        num_tokens, num_requests = len(arrays.positions), len(arrays.seq_lens)
         arena = Arena()
-        self._inputs = _largest_inputs(config)
+        self._arrays = arrays
         self._rows = np.zeros(max(num_requests, BLOCK), dtype=np.int32)
-        ctx = step_context(eager.ops, eager.dtype, self._inputs, eager.kv_caches, eager.device)
-        ids, rows = torch.from_numpy(self._inputs.input_ids), torch.from_numpy(self._rows)
+        ctx = step_context(eager.ops, eager.dtype, arrays, eager.kv_caches, eager.device)
+        ids, rows = torch.from_numpy(arrays.input_ids), torch.from_numpy(self._rows)
         self._hidden_states = record(lambda: eager.model(ids, ctx), num_tokens, num_requests, arena)
         if config.pooling is None:
             model, hidden_states = cast(CausalLM, eager.model), self._hidden_states.result
@@ -100,18 +105,9 @@ class ReplayedForward:
             self._logits_array: Float32Array = self._logits.result.numpy()
 
     def run(self, inputs: StepInputs) -> None:
-        num_requests = len(inputs.seq_lens)
-        self._num_tokens = len(inputs.input_ids)
-        static = self._inputs
-        static.input_ids[: self._num_tokens] = inputs.input_ids
-        static.positions[: self._num_tokens] = inputs.positions
-        for slots, new_slots in zip(static.slot_mappings, inputs.slot_mappings, strict=True):
-            slots[: self._num_tokens] = new_slots
-        for table, new_table in zip(static.block_tables, inputs.block_tables, strict=True):
-            table[:num_requests, : new_table.shape[1]] = new_table
-        static.query_start[: num_requests + 1] = inputs.query_start
-        static.seq_lens[: len(inputs.seq_lens)] = inputs.seq_lens
-        self._hidden_states.run(self._num_tokens, num_requests)
+        assert inputs.arrays is self._arrays
+        self._num_tokens = inputs.num_tokens
+        self._hidden_states.run(inputs.num_tokens, inputs.num_requests)
 
     def hidden_states(self) -> torch.Tensor:
         return self._hidden_states.result[: self._num_tokens]
@@ -123,29 +119,12 @@ class ReplayedForward:
         return self._logits_array[:num_rows]
 
 
-def _largest_inputs(config: ResolvedConfig) -> StepInputs:
-    """Inputs of the most tokens and requests; memory that no step touches is never committed."""
-    num_tokens, num_requests = config.max_num_batched_tokens, config.max_num_seqs
-    max_blocks = -(-config.max_model_len // config.block_size)
-
-    def zeros(*shape: int) -> Int32Array:
-        return np.zeros(shape, dtype=np.int32)
-
-    return StepInputs(
-        rows=np.zeros(num_requests, dtype=np.intp),
-        input_ids=zeros(num_tokens),
-        positions=zeros(num_tokens),
-        slot_mappings=[zeros(num_tokens) for _ in config.group_windows],
-        block_tables=[zeros(num_requests, max_blocks) for _ in config.group_windows],
-        query_start=zeros(num_requests + 1),
-        seq_lens=zeros(num_requests),
-        sampled=np.zeros(num_requests, dtype=np.intp),
-        logits_rows=zeros(num_requests),
-    )
-
-
 def step_context(
-    ops: Ops, dtype: torch.dtype, inputs: StepInputs, kv_caches: list[torch.Tensor], device: torch.device
+    ops: Ops,
+    dtype: torch.dtype,
+    inputs: StepInputs | StepArrays,
+    kv_caches: list[torch.Tensor],
+    device: torch.device,
 ) -> StepContext:
     return StepContext(
         ops=ops,

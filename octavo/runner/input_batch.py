@@ -4,31 +4,14 @@ Knows tokens and blocks; sampling state is `sampler`'s, in rows of the same numb
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from octavo.core.step import SchedulerOutput
+from octavo.kernels.ops import Ops
+from octavo.kernels.step_inputs import BatchTables, StepArrays, StepInputs
 
-__all__ = ["InputBatch", "StepInputs"]
-
-Int32Array = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """One step's inputs: T tokens of R requests, S of them sampled."""
-
-    rows: npt.NDArray[np.intp]  # [R]: each request's row in the InputBatch
-    input_ids: Int32Array  # [T]
-    positions: Int32Array  # [T]
-    slot_mappings: list[Int32Array]  # one a KV-cache group: [T]
-    block_tables: list[Int32Array]  # one a group: [R, max_blocks]
-    query_start: Int32Array  # [R + 1]
-    seq_lens: Int32Array  # [R]
-    sampled: npt.NDArray[np.intp]  # [S]: indices into the R requests
-    logits_rows: Int32Array  # [S]: indices into the T tokens
+__all__ = ["InputBatch"]
 
 
 class InputBatch:
@@ -36,13 +19,18 @@ class InputBatch:
     its row, and with it its tokens.
     """
 
-    def __init__(self, num_rows: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
+    def __init__(self, ops: Ops, arrays: StepArrays, max_model_len: int, block_size: int) -> None:
+        """`arrays`: where the inputs of each step go, one step at a time."""
+        self.ops = ops
+        self.arrays = arrays
         self.block_size = block_size
+        num_rows, num_groups = len(arrays.seq_lens), len(arrays.block_tables)
         # Untouched pages of these cost nothing, so that a long context does not.
         self.token_ids = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
         # Blocks that fell out of a window since stay in the row; nothing reads them.
         self.block_tables = np.zeros((num_rows, num_groups, -(-max_model_len // block_size) + 1), dtype=np.int32)
         self.num_blocks = np.zeros(num_rows, dtype=np.int32)
+        self._make_filler()
         self.row_of: dict[int, int] = {}
         self._free_rows = list(range(num_rows))[::-1]
 
@@ -73,7 +61,12 @@ class InputBatch:
         for name in ("token_ids", "block_tables", "num_blocks"):
             array = getattr(self, name)
             setattr(self, name, np.concatenate((array, np.zeros_like(array))))
+        self._make_filler()
         self._free_rows = list(range(num_rows, 2 * num_rows))[::-1]
+
+    def _make_filler(self) -> None:
+        tables = BatchTables(self.token_ids, self.block_tables, self.block_size)
+        self._filler = self.ops.step_filler(tables, self.arrays)
 
     def apply(self, step: SchedulerOutput) -> None:
         """Bring tokens and block tables up to date with what the scheduler gave."""
@@ -90,44 +83,13 @@ class InputBatch:
                 self.num_blocks[row] += num_new
 
     def prepare(self, step: SchedulerOutput) -> StepInputs:
-        """The step's inputs; `apply` has been called."""
-        rows = np.array([self.row_of[request_id] for request_id in step.request_ids], dtype=np.intp)
-        computed = np.array(step.num_computed_tokens, dtype=np.int32)
-        if step.num_scheduled_tokens.count(1) == len(rows):  # one token each, as in decoding
-            token_rows, positions, query_start, seq_lens = (
-                rows,
-                computed,
-                np.arange(len(rows) + 1, dtype=np.int32),
-                computed + 1,
-            )
-        else:
-            scheduled = np.array(step.num_scheduled_tokens, dtype=np.int32)
-            query_start = np.zeros(len(rows) + 1, dtype=np.int32)
-            np.cumsum(scheduled, out=query_start[1:])
-            token_rows = np.repeat(rows, scheduled)
-            positions = np.arange(query_start[-1], dtype=np.int32) + np.repeat(computed - query_start[:-1], scheduled)
-            seq_lens = computed + scheduled
-        places = positions // self.block_size  # of blocks in the table
-        # Flat lookups: several times as fast as those by pairs.
-        _, num_groups, max_blocks = self.block_tables.shape
-        first = token_rows * (num_groups * max_blocks) + places
-        flat_tables, offsets = self.block_tables.reshape(-1), positions - places * self.block_size
-        groups = range(num_groups)
-        blocks = [flat_tables.take(first + group * max_blocks) for group in groups]
-        num_blocks = int(places.max()) + 1
-        sampled = np.array(step.samples).nonzero()[0]
-        return StepInputs(
-            rows=rows,
-            input_ids=self.token_ids.reshape(-1).take(token_rows * self.token_ids.shape[1] + positions),
-            positions=positions,
-            slot_mappings=[group_blocks * self.block_size + offsets for group_blocks in blocks],
-            block_tables=[self.block_tables[rows, group, :num_blocks] for group in groups],
-            query_start=query_start,
-            seq_lens=seq_lens,
-            sampled=sampled,
-            logits_rows=query_start[1:].take(sampled) - 1,
-        )
+        """The step's inputs, valid until the next call; `apply` has been called."""
+        row_of = self.row_of
+        rows = [row_of[request_id] for request_id in step.request_ids]
+        filled = self._filler.fill(rows, step.num_computed_tokens, step.num_scheduled_tokens, step.samples)
+        num_tokens, num_sampled, num_blocks = filled
+        return StepInputs(self.arrays, num_tokens, len(rows), num_sampled, num_blocks)
 
-    def append(self, inputs: StepInputs, token_ids: npt.NDArray[np.int64]) -> None:
-        """Store the step's sampled tokens [S], each after its request's last."""
-        self.token_ids[inputs.rows[inputs.sampled], inputs.seq_lens[inputs.sampled]] = token_ids
+    def append(self, token_ids: list[int]) -> None:
+        """Store what the step sampled [S], each after its request's last token."""
+        self._filler.append(token_ids)

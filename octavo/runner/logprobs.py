@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.core.step import NewRequest, SchedulerOutput, TokenLogprobs
-from octavo.runner.input_batch import StepInputs
+from octavo.kernels.step_inputs import StepInputs
 
 __all__ = ["PromptLogprobs", "token_logprobs"]
 

@@ -5,7 +5,7 @@ Knows nothing of queues, budgets or why a request is in the step.
 
 import math
 import time
-from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,10 @@ from octavo.config import ResolvedConfig
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs, TokenMasks
 from octavo.kernels.ops import Ops
 from octavo.kernels.sampling import NOT_FINITE
+from octavo.kernels.step_inputs import StepArrays, StepInputs
 from octavo.models.loader import CausalLM
 from octavo.runner.capture import make_forward
-from octavo.runner.input_batch import InputBatch, StepInputs
+from octavo.runner.input_batch import InputBatch
 from octavo.runner.kv_cache import allocate_kv_caches, copy_blocks, make_tier_file
 from octavo.runner.logprobs import PromptLogprobs
 from octavo.runner.sampler import FAILURES, SampledTokens, Sampler
@@ -46,19 +47,33 @@ class ModelRunner:
         self.kv_caches = allocate_kv_caches(
             ops, model_config, config.num_blocks, config.block_size, config.kv_cache_dtype, device, self.tier
         )
-        self.forward = make_forward(model, ops, config, self.kv_caches, device)
-        self.batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size, len(config.group_windows))
+        max_blocks = -(-config.max_model_len // config.block_size) + 1
+        arrays = StepArrays.make(
+            config.max_num_batched_tokens, config.max_num_seqs, len(config.group_windows), max_blocks
+        )
+        self.forward = make_forward(model, ops, config, self.kv_caches, device, arrays)
+        self.batch = InputBatch(ops, arrays, config.max_model_len, config.block_size)
         self.sampler = Sampler(model_config.vocab_size, ops)
         self.prompt_logprobs = PromptLogprobs()
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step. Steps are executed in the order in which they were scheduled."""
         self._update_requests(step)
-        copied = self._copy(step.copies)
+        copied = self._copy(step.copies) if step.copies else NOTHING_COPIED
         start = time.perf_counter()
-        output = self._compute(step) if step.request_ids else ModelRunnerOutput([], [], [])
-        compute_s = time.perf_counter() - start
-        return replace(output, failed_copies=copied.failed, copy_s=copied.seconds, compute_s=compute_s)
+        if not step.request_ids:
+            return ModelRunnerOutput([], [], [], failed_copies=copied.failed, copy_s=copied.seconds)
+        inputs = self.batch.prepare(step)
+        if self.tier is not None:
+            self.tier.populate(_blocks_read(inputs, self.batch.block_size))
+        self.forward.run(inputs)
+        prompt_logprobs = self.prompt_logprobs.compute(step, inputs, self.forward.logits)
+        request_ids = step.request_ids
+        if inputs.num_sampled < inputs.num_requests:
+            request_ids = list(compress(request_ids, step.samples))
+        sampled = self._sample(request_ids, inputs, self.forward.logits(inputs.logits_rows))
+        self.batch.append(sampled.token_ids)
+        return _output(request_ids, sampled, prompt_logprobs, copied, time.perf_counter() - start)
 
     def _copy(self, copies: list[tuple[int, int]]) -> CopyResult:
         """Those between pool and tier, then those within the pool."""
@@ -68,20 +83,9 @@ class ModelRunner:
         copy_blocks(self.kv_caches, within)
         return copied
 
-    def _compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        inputs = self.batch.prepare(step)
-        if self.tier is not None:
-            self.tier.populate(_blocks_read(inputs, self.batch.block_size))
-        self.forward.run(inputs)
-        prompt_logprobs = self.prompt_logprobs.compute(step, inputs, self.forward.logits)
-        request_ids = [step.request_ids[i] for i in inputs.sampled.tolist()]
-        sampled = self._sample(request_ids, inputs, self.forward.logits(inputs.logits_rows))
-        self.batch.append(inputs, sampled.token_ids)
-        return _output(request_ids, sampled, prompt_logprobs)
-
     def _sample(self, request_ids: list[int], inputs: StepInputs, logits: npt.NDArray[np.float32]) -> SampledTokens:
         """The step's second phase, with its late inputs."""
-        rows, positions = inputs.rows[inputs.sampled], inputs.seq_lens[inputs.sampled]
+        rows, positions = inputs.sampled_rows.tolist(), inputs.sampled_positions
         if self.masks is None:
             return self.sampler.sample(logits, rows, positions)
         masks, errors = self.masks.wait(request_ids)
@@ -91,7 +95,7 @@ class ModelRunner:
         sampled = self.sampler.sample(logits, rows, positions, by_place)
         sampled.failed.update((i, errors[r]) for i, r in enumerate(request_ids) if r in errors)
         good = [i for i in by_place if i not in sampled.failed]
-        self.masks.accept([request_ids[i] for i in good], sampled.token_ids[good].tolist())
+        self.masks.accept([request_ids[i] for i in good], [sampled.token_ids[i] for i in good])
         return sampled
 
     def forget(self, request_ids: list[int]) -> None:
@@ -112,18 +116,28 @@ class ModelRunner:
 
 
 def _output(
-    request_ids: list[int], sampled: SampledTokens, prompt_logprobs: dict[int, list[TokenLogprobs]]
+    request_ids: list[int],
+    sampled: SampledTokens,
+    prompt_logprobs: dict[int, list[TokenLogprobs]],
+    copied: CopyResult,
+    compute_s: float,
 ) -> ModelRunnerOutput:
+    token_ids, logprobs = sampled.token_ids, sampled.logprobs
     failed = {request_ids[i]: message for i, message in sampled.failed.items()}
-    failed |= dict.fromkeys((i for i, entries in prompt_logprobs.items() if _has_nan(entries)), FAILURES[NOT_FINITE])
-    good = [i for i, request_id in enumerate(request_ids) if request_id not in failed]
-    token_ids, logprobs = sampled.token_ids.tolist(), [sampled.logprobs[i] for i in good]
+    failed |= {i: FAILURES[NOT_FINITE] for i, entries in prompt_logprobs.items() if _has_nan(entries)}
+    if failed:
+        good = [i for i, request_id in enumerate(request_ids) if request_id not in failed]
+        token_ids, logprobs = [token_ids[i] for i in good], [logprobs[i] for i in good]
+        request_ids = [request_ids[i] for i in good]
     return ModelRunnerOutput(
-        request_ids=[request_ids[i] for i in good],
-        sampled_token_ids=[[token_ids[i]] for i in good],
+        request_ids=request_ids,
+        sampled_token_ids=[[token_id] for token_id in token_ids],
         logprobs=[None if entry is None else [entry] for entry in logprobs],
         failed=failed,
         prompt_logprobs={i: entries for i, entries in prompt_logprobs.items() if i not in failed},
+        failed_copies=copied.failed,
+        copy_s=copied.seconds,
+        compute_s=compute_s,
     )
 
 

@@ -4,6 +4,7 @@ They know nothing of queues, budgets or texts.
 """
 
 from collections.abc import Sequence
+from itertools import chain, compress
 
 import numpy as np
 import torch
@@ -12,10 +13,10 @@ from octavo.checkpoint.model_config import ModelConfig
 from octavo.config import ResolvedConfig
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.kernels.ops import Ops
+from octavo.kernels.step_inputs import StepArrays, StepInputs
 from octavo.layers.pooling import Pooling
 from octavo.models.loader import CausalLM, Encoder
 from octavo.runner.capture import make_forward
-from octavo.runner.input_batch import StepInputs
 from octavo.runner.model_runner import ModelRunner
 
 __all__ = ["DecoderPoolingRunner", "EncoderRunner"]
@@ -30,14 +31,15 @@ class EncoderRunner:
         assert config.pooling is not None
         self.ops = ops
         self.device = device
-        self.forward = make_forward(model, ops, config, [], device)
+        self.arrays = StepArrays.make(config.max_num_batched_tokens, config.max_num_seqs, num_groups=0, num_blocks=0)
+        self.forward = make_forward(model, ops, config, [], device, self.arrays)
         self.pooling = Pooling(config.pooling)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         prompts = [request.prompt_token_ids for request in step.new_requests]
         assert step.num_scheduled_tokens == list(map(len, prompts))
-        inputs = _whole_prompts(prompts, self.pooling.config.mode)
+        inputs = _whole_prompts(prompts, self.pooling.config.mode, self.arrays)
         self.forward.run(inputs)
         return _embeddings(step.request_ids, self.forward.hidden_states(), inputs, self.pooling, self.ops, self.device)
 
@@ -63,26 +65,21 @@ class DecoderPoolingRunner(ModelRunner):
         self._update_requests(step)
         inputs = self.batch.prepare(step)
         self.forward.run(inputs)
-        request_ids = [step.request_ids[i] for i in inputs.sampled]
+        request_ids = list(compress(step.request_ids, step.samples))
         return _embeddings(request_ids, self.forward.hidden_states(), inputs, self.pooling, self.ops, self.device)
 
 
-def _whole_prompts(prompts: Sequence[Sequence[int]], mode: str) -> StepInputs:
+def _whole_prompts(prompts: Sequence[Sequence[int]], mode: str, arrays: StepArrays) -> StepInputs:
     """Inputs of a step that reads no cache. The tokens chosen for pooling are the first ones, or the last."""
-    lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int32)
-    query_start = np.zeros(len(prompts) + 1, dtype=np.int32)
+    lengths, num_requests = [len(prompt) for prompt in prompts], len(prompts)
+    inputs = StepInputs(arrays, sum(lengths), num_requests, num_sampled=num_requests, num_blocks=0)
+    inputs.seq_lens[:] = lengths
+    query_start = inputs.query_start
     np.cumsum(lengths, out=query_start[1:])
-    return StepInputs(
-        rows=np.arange(len(prompts)),
-        input_ids=np.concatenate([np.array(prompt, dtype=np.int32) for prompt in prompts]),
-        positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        slot_mappings=[],
-        block_tables=[],
-        query_start=query_start,
-        seq_lens=lengths,
-        sampled=np.arange(len(prompts)),
-        logits_rows=query_start[:-1] if mode == "cls" else query_start[1:] - 1,
-    )
+    inputs.input_ids[:] = list(chain.from_iterable(prompts))
+    inputs.positions[:] = np.arange(inputs.num_tokens) - np.repeat(query_start[:-1], lengths)
+    inputs.logits_rows[:] = query_start[:-1] if mode == "cls" else query_start[1:] - 1
+    return inputs
 
 
 def _embeddings(

@@ -6,7 +6,7 @@ min_p, top_k, top_p. Knows rows and positions, not requests. What every row need
 few rows ask for beside it is numpy, on the host.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,7 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    token_ids: npt.NDArray[np.int64]  # [S]
+    token_ids: list[int]  # [S]
     logprobs: list[TokenLogprobs | None]
     failed: dict[int, str]
     """Rows that have no token, and why."""
@@ -56,6 +56,18 @@ class _Extra:
     counts: npt.NDArray[np.int32] | None  # [V]: occurrences in the output, for the penalties
 
 
+class _Drawn:
+    """The numbers of one batch's rows, side by side, and views of what varies from step to step."""
+
+    def __init__(self, rows: list[int], numbers: SampleRows) -> None:
+        self.rows = rows
+        self.numbers = numbers[rows]
+        self.positions = self.numbers["position"]
+        self.masks = self.numbers["mask"]
+        self.token_ids = self.numbers["token_id"]
+        self.statuses = self.numbers["status"]
+
+
 class Sampler:
     """Holds the sampling state of every request the runner knows, under the InputBatch's row numbers."""
 
@@ -64,11 +76,13 @@ class Sampler:
         self._ops = ops
         self._rows: SampleRows = np.zeros(64, SAMPLE_ROW)
         self._extras: dict[int, _Extra] = {}
+        self._drawn: _Drawn | None = None  # of the last step; the next one's is mostly the same
 
     def add(self, row: int, request: NewRequest) -> None:
         params = request.sampling_params
         if row >= len(self._rows):
             self._rows = np.concatenate((self._rows, np.zeros(row, SAMPLE_ROW)))
+        self._drawn = None
         one = self._rows[row]
         one["seed"], one["choice"] = request.seed % 2**64, request.choice
         one["temperature"] = 0.0 if params.is_greedy else params.temperature
@@ -83,17 +97,16 @@ class Sampler:
     def sample(
         self,
         logits: Float32Array,
-        rows: npt.NDArray[np.intp] | Sequence[int],
+        rows: list[int],
         positions: npt.NDArray[np.int32],
         masks: Mapping[int, TokenMask] = NO_MASKS,
     ) -> SampledTokens:
         """logits [S, V], overwritten; rows [S]; positions [S]: of the tokens being sampled; masks of the constrained
         ones, by their place among the S."""
-        rows = np.asarray(rows, dtype=np.intp)
-        drawn = self._rows[rows]
-        drawn["position"] = positions
+        drawn = self._draw_from(rows)
+        drawn.positions[:] = positions
         failed: dict[int, str] = {}
-        extras = self._extras_of(rows.tolist()) if self._extras else {}
+        extras = self._extras_of(drawn.rows) if self._extras else {}
         raw = {i: logits[i].copy() for i, extra in extras.items() if extra.num_logprobs is not None}
         for i, extra in extras.items():
             if not np.isfinite(logits[i].max()):  # a NaN wins
@@ -101,15 +114,20 @@ class Sampler:
             elif _process(logits[i], extra, int(positions[i]), masks.get(i)) and logits[i].max() == -np.inf:
                 failed[i] = FAILURES[NOTHING_LEFT]
         if masks:
-            drawn["mask"][list(masks)] = [_address(mask, self.vocab_size) for mask in masks.values()]
-        self._ops.sample_rows(logits, drawn)
-        for i, status in enumerate(drawn["status"].tolist()):
-            if status:
-                failed.setdefault(i, FAILURES[status])
-        token_ids = drawn["token_id"].astype(np.int64)
-        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
+            drawn.masks[list(masks)] = [_address(mask, self.vocab_size) for mask in masks.values()]
+        try:
+            self._ops.sample_rows(logits, drawn.numbers)
+        finally:
+            if masks:
+                drawn.masks[:] = 0
+        statuses, token_ids = drawn.statuses.tolist(), drawn.token_ids.tolist()
+        if any(statuses):
+            for i, status in enumerate(statuses):
+                if status:
+                    failed.setdefault(i, FAILURES[status])
+        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
         for i, extra in extras.items():
-            token_id = int(token_ids[i])
+            token_id = token_ids[i]
             if extra.counts is not None:
                 extra.counts[token_id] += 1
             if extra.output is not None:
@@ -117,6 +135,11 @@ class Sampler:
             if i in raw:
                 logprobs[i] = token_logprobs(raw[i], token_id, extra.num_logprobs or 0)
         return SampledTokens(token_ids, logprobs, failed)
+
+    def _draw_from(self, rows: list[int]) -> _Drawn:
+        if self._drawn is None or self._drawn.rows != rows:
+            self._drawn = _Drawn(rows, self._rows)
+        return self._drawn
 
     def _extras_of(self, rows: list[int]) -> dict[int, _Extra]:
         return {i: self._extras[row] for i, row in enumerate(rows) if row in self._extras}

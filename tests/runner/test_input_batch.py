@@ -1,15 +1,32 @@
-import numpy as np
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.core.step import SchedulerOutput
+from octavo.kernels.cpu import CpuOps
+from octavo.kernels.ops import Ops
+from octavo.kernels.step_inputs import StepArrays
 from octavo.runner.input_batch import InputBatch
+
+MakeBatch = Callable[..., InputBatch]
+
+
+@pytest.fixture(params=[Ops, CpuOps])
+def make_batch(request: pytest.FixtureRequest) -> MakeBatch:
+    def make(num_rows: int, max_model_len: int, num_groups: int = 1) -> InputBatch:
+        return InputBatch(request.param(), StepArrays.make(32, num_rows, num_groups, 5), max_model_len, block_size=16)
+
+    return make
 
 
 def _step(ids: list[int], computed: list[int], scheduled: list[int], blocks: list[list[int]], samples: list[bool]):  # type: ignore[no-untyped-def]
     return SchedulerOutput(0, ids, computed, scheduled, [(b,) for b in blocks], samples)
 
 
-def test_a_mixed_step_packs_chunks_and_decodes_one_after_the_other() -> None:
-    batch = InputBatch(num_rows=4, max_model_len=64, block_size=16)
+def test_a_mixed_step_packs_chunks_and_decodes_one_after_the_other(make_batch: MakeBatch) -> None:
+    batch = make_batch(4, 64)
     batch.add(10, range(100, 120))
     batch.add(11, range(200, 203))
     first = _step([10, 11], [0, 0], [17, 3], [[5, 2], [7]], [False, True])
@@ -21,7 +38,7 @@ def test_a_mixed_step_packs_chunks_and_decodes_one_after_the_other() -> None:
     assert inputs.query_start.tolist() == [0, 17, 20]
     assert inputs.seq_lens.tolist() == [17, 3]
     assert inputs.logits_rows.tolist() == [19]
-    batch.append(inputs, np.array([250]))
+    batch.append([250])
     second = _step([10, 11], [17, 3], [3, 1], [[], []], [True, True])
     batch.apply(second)
     inputs = batch.prepare(second)
@@ -30,12 +47,13 @@ def test_a_mixed_step_packs_chunks_and_decodes_one_after_the_other() -> None:
     assert [t.tolist() for t in inputs.block_tables] == [[[5, 2], [7, 0]]]
 
 
-def test_a_resumed_request_keeps_its_tokens_and_starts_its_table_anew() -> None:
-    batch = InputBatch(num_rows=1, max_model_len=64, block_size=16)
+def test_a_resumed_request_keeps_its_tokens_and_starts_its_table_anew(make_batch: MakeBatch) -> None:
+    batch = make_batch(1, 64)
     batch.add(1, range(20))
     step = _step([1], [0], [20], [[3, 4]], [True])
     batch.apply(step)
-    batch.append(batch.prepare(step), np.array([99]))
+    batch.prepare(step)
+    batch.append([99])
     again = SchedulerOutput(1, [1], [0], [21], [([8, 9],)], [True], reset_request_ids=[1])
     batch.apply(again)
     inputs = batch.prepare(again)
@@ -43,8 +61,8 @@ def test_a_resumed_request_keeps_its_tokens_and_starts_its_table_anew() -> None:
     assert [t.tolist() for t in inputs.block_tables] == [[[8, 9]]]
 
 
-def test_each_group_has_a_table_and_slots_of_its_own() -> None:
-    batch = InputBatch(num_rows=2, max_model_len=64, block_size=16, num_groups=2)
+def test_each_group_has_a_table_and_slots_of_its_own(make_batch: MakeBatch) -> None:
+    batch = make_batch(2, 64, num_groups=2)
     batch.add(1, range(20))
     batch.add(2, range(3))
     step = SchedulerOutput(0, [1, 2], [16, 0], [4, 3], [([-1, 4], [3, 5]), ([1], [2])], [True, True])
@@ -58,11 +76,51 @@ def test_each_group_has_a_table_and_slots_of_its_own() -> None:
     assert all(array.flags.c_contiguous for array in (*inputs.block_tables, *inputs.slot_mappings))
 
 
-def test_rows_grow_when_preempted_requests_keep_theirs() -> None:
-    batch = InputBatch(num_rows=2, max_model_len=32, block_size=16)
+def test_rows_grow_when_preempted_requests_keep_theirs(make_batch: MakeBatch) -> None:
+    batch = make_batch(2, 32)
     rows = [batch.add(i, [i]) for i in range(5)]
     assert len(set(rows)) == 5
     assert [int(batch.token_ids[row, 0]) for row in rows] == [0, 1, 2, 3, 4]
     assert batch.remove(3) == rows[3]
     assert batch.add(9, [9]) == rows[3]
     assert batch.remove(1234) is None
+
+
+def test_what_there_is_no_room_for_is_an_error(make_batch: MakeBatch) -> None:
+    batch = make_batch(2, 64)
+    for i in range(3):
+        batch.add(i, range(40))
+    steps = [
+        _step([0, 1, 2], [0, 0, 0], [1, 1, 1], [[0], [1], [2]], [True] * 3),  # requests
+        _step([0, 1], [0, 0], [17, 16], [[0, 1], [2]], [False] * 2),  # tokens
+        _step([0], [60], [30], [[0]], [True]),  # length
+    ]
+    for step in steps:
+        with pytest.raises(IndexError):
+            batch.prepare(step)
+
+
+@given(data=st.data())
+def test_both_fillers_fill_in_the_same(data: st.DataObject) -> None:
+    batches = [InputBatch(ops, StepArrays.make(64, 8, 2, 5), 64, 16) for ops in (Ops(), CpuOps())]
+    num_requests = data.draw(st.integers(1, 8))
+    ids = list(range(num_requests))
+    computed = data.draw(st.lists(st.integers(0, 50), min_size=num_requests, max_size=num_requests))
+    scheduled = data.draw(st.lists(st.integers(0, 8), min_size=num_requests, max_size=num_requests))
+    samples = data.draw(st.lists(st.booleans(), min_size=num_requests, max_size=num_requests))
+    tables = [([10 * i, 10 * i + 1, 3, 4], [5, 6, 7, 10 * i + 8]) for i in ids]
+    step = SchedulerOutput(0, ids, computed, scheduled, tables, samples)
+    results = []
+    for batch in batches:
+        for i in ids:
+            batch.add(i, [100 * i + position for position in range(60)])
+        batch.apply(step)
+        inputs = batch.prepare(step)
+        batch.append([7000 + i for i in range(inputs.num_sampled)])
+        # Of a table what the request's tokens need; beyond may be anything.
+        used = [table[i, : -(-end // 16)] for table in inputs.block_tables for i, end in enumerate(inputs.seq_lens)]
+        tokens = (inputs.input_ids, inputs.positions, *inputs.slot_mappings, *used)
+        requests = (inputs.query_start, inputs.seq_lens, inputs.rows)
+        sampled = (inputs.logits_rows, inputs.sampled_rows, inputs.sampled_positions, batch.token_ids)
+        results.append([array.tolist() for array in (*tokens, *requests, *sampled)])
+    assert results[0] == results[1]
