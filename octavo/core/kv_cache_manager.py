@@ -52,6 +52,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.group_windows = tuple(group_windows)
         self.num_groups = len(self.group_windows)
+        self.has_windows = any(self.group_windows)
         self.enable_prefix_caching = enable_prefix_caching
         self.max_step_tokens = max_step_tokens
         self.tier = BlockTier(num_tier_blocks, num_blocks)
@@ -62,6 +63,7 @@ class KVCacheManager:
         self._unwritten: set[int] = set()  # blocks that are shared before the step that is being scheduled writes them
         self._num_registered: dict[int, int] = {}  # leading blocks of each request's tables that were offered for reuse
         self._replaced: set[int] = set()  # requests whose tables changed otherwise than at their tail
+        self._forked: set[int] = set()  # requests whose last block others may share though it is not full
         self._copies: list[tuple[int, int]] = []  # to be made before the next step
 
     def match_prefix(self, request: Request) -> BlockTables:
@@ -195,13 +197,15 @@ class KVCacheManager:
         if not tables:
             return self._no_blocks
         num_new = self._num_blocks(request.num_computed_tokens + num_new_tokens) - len(tables[0])
-        shared = self._shared_tails(request, tables)
-        if not num_new and not shared:
+        is_forked = request.request_id in self._forked
+        if not num_new and not is_forked:
             return self._no_blocks
+        shared = self._shared_tails(request, tables) if is_forked else []
         if num_new * self.num_groups + len(shared) > self.pool.num_free:
             return None
         for table in shared:
             self._copy_tail(request.request_id, table)
+        self._forked.discard(request.request_id)
         new_block_ids = tuple(self.pool.allocate(num_new) for _ in tables)
         for table, block_ids in zip(tables, new_block_ids, strict=True):
             table.extend(block_ids)
@@ -239,6 +243,7 @@ class KVCacheManager:
             self._tables[request.request_id] = tables
             self._num_registered[request.request_id] = num_registered
             self._replaced.add(request.request_id)
+        self._forked.update(request.request_id for pair in forks for request in pair)
 
     def register_full_blocks(self, request: Request, are_written: bool = True) -> None:
         """Offer for reuse the blocks that became full of known, scheduled tokens. Not written yet: the step that is
@@ -271,6 +276,7 @@ class KVCacheManager:
         """Give up the request's blocks, if it has any; its last ones will be evicted before its first."""
         self._num_registered.pop(request.request_id, None)
         self._replaced.discard(request.request_id)
+        self._forked.discard(request.request_id)
         for table in self._tables.pop(request.request_id, ()):
             self._release(table)
         self.tier.drop(request.request_id)
@@ -340,6 +346,7 @@ class KVCacheManager:
             return False
         del self._num_registered[request.request_id]
         self._replaced.discard(request.request_id)
+        self._forked.discard(request.request_id)
         for table in self._tables.pop(request.request_id):
             self._release(table)
         return True
@@ -467,6 +474,7 @@ class KVCacheManager:
         for request_id, tables in self._tables.items():
             request = requests[request_id]
             for table in self._shared_tails(request, tables):
+                assert request_id in self._forked
                 content = [request.num_computed_tokens, *request.token_ids[: request.num_computed_tokens]]
                 assert contents.setdefault(table[-1], content) == content
             for group, table in enumerate(tables):

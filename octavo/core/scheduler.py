@@ -324,7 +324,7 @@ class Scheduler:
         token_budget = self.config.max_num_batched_tokens
         running = [request for request in self._running.values() if request.request_id not in held_back]
         for num_behind, request in zip(range(len(running) - 1, -1, -1), running, strict=True):
-            if request.request_id not in self._running or self._waits_for_copies(request):
+            if request.request_id not in self._running or (self._copied_for and self._waits_for_copies(request)):
                 continue
             num_new_tokens = min(request.gap, token_budget, max(token_budget - num_behind, 1))
             if not num_new_tokens:
@@ -338,10 +338,11 @@ class Scheduler:
     def _advance(self, step: SchedulerOutput, request: Request, num_new_tokens: int) -> int | None:
         """Put the next tokens of a running request into the step. Returns how many: none where its blocks must be
         copied first, None where blocks are short."""
-        num_new_tokens = min(num_new_tokens, self._kv.most_new_tokens(request))
-        if self._kv.spill(request, num_new_tokens):
-            self._wait_for_copies(step, request)
-            return 0
+        if self._kv.is_long(request):
+            num_new_tokens = min(num_new_tokens, self._kv.most_new_tokens(request))
+            if self._kv.spill(request, num_new_tokens):
+                self._wait_for_copies(step, request)
+                return 0
         new_block_ids = self._allocate_or_preempt(request, num_new_tokens)
         if new_block_ids is not None:
             self._add(step, request, num_new_tokens, new_block_ids)
@@ -500,7 +501,7 @@ class Scheduler:
     # ---- copies between pool and tier
 
     def _waits_for_copies(self, request: Request) -> bool:
-        return bool(self._copied_for) and request.request_id in chain.from_iterable(self._copied_for.values())
+        return request.request_id in chain.from_iterable(self._copied_for.values())
 
     def _wait_for_copies(self, step: SchedulerOutput, request: Request) -> None:
         """Leave a running request out until this step, which copies some of its blocks, has returned."""
@@ -623,10 +624,11 @@ class Scheduler:
         for index, request_id in enumerate(step.request_ids):
             request = self._requests[request_id]
             request.num_steps_in_flight -= 1
-            if request.finish_reason is None:
+            if request.finish_reason is not None:
+                if not request.num_steps_in_flight:
+                    self._release(request)
+            elif self._kv.has_windows:
                 self._kv.free_unseen(request, step.num_computed_tokens[index] + step.num_scheduled_tokens[index])
-            elif not request.num_steps_in_flight:
-                self._release(request)
 
     def _release(self, request: Request) -> None:
         self._kv.free(request)
