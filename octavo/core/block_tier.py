@@ -196,8 +196,11 @@ class BlockTier:
 
     def begin(self, step_id: int) -> list[tuple[int, int]]:
         """The copies that this step does before anything else, in order."""
-        self._in_flight[step_id], self._new = self._new, []
-        return [(copy.source, copy.destination) for copy in self._in_flight[step_id]]
+        if not self._new:
+            return []
+        copies, self._new = self._new, []
+        self._in_flight[step_id] = copies
+        return [(copy.source, copy.destination) for copy in copies]
 
     def settle(self, step_id: int, failed: Collection[int], is_at_fault: bool) -> Iterator[tuple[Copy, bool]]:
         """A step has returned, without the copies at the indices in `failed`. Yields those that concern a running

@@ -210,7 +210,8 @@ class Scheduler:
         already goes on: a NaN in keys or values it reads shows in its own logits.
         """
         assert next(iter(self._in_flight)) == scheduler_output.step_id
-        self._settle_copies(scheduler_output, set(result.failed_copies), is_at_fault=True)
+        if scheduler_output.copies:
+            self._settle_copies(scheduler_output, set(result.failed_copies), is_at_fault=True)
         self._observe_times(scheduler_output, result)
         deltas = []
         prompt_logprobs = dict(result.prompt_logprobs)
@@ -514,9 +515,10 @@ class Scheduler:
         self._stale_table_ids.update(self._copied_for.get(step.step_id, ()))
 
     def _observe_times(self, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        num_copies = sum(max(copy) >= self.config.num_blocks for copy in step.copies)  # between pool and tier
-        if num_copies and result.copy_s > 0:
-            self._swap_cost.observe_copies(num_copies * self.config.block_bytes, result.copy_s)
+        if step.copies and result.copy_s > 0:
+            num_copies = sum(max(copy) >= self.config.num_blocks for copy in step.copies)  # between pool and tier
+            if num_copies:
+                self._swap_cost.observe_copies(num_copies * self.config.block_bytes, result.copy_s)
         if result.compute_s > 0 and step.request_ids:
             self._swap_cost.observe_step(result.compute_s)
         if result.compute_s > 0 and 2 * step.num_tokens >= self.config.max_num_batched_tokens:
