@@ -304,11 +304,12 @@ class ResolvedConfig:
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """Tokens that one request can have computed at once, in pool and, where no group has a window, tier."""
+        """Tokens that one request can have computed at once, in pool and tier."""
         if not self.group_windows:
             return self.max_num_batched_tokens
-        num_blocks = self.num_blocks + (0 if any(self.group_windows) else self.num_swap_blocks)
-        return capacity_tokens(self.group_windows, num_blocks, self.block_size, self.max_num_batched_tokens)
+        return capacity_tokens(
+            self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens, self.num_swap_blocks
+        )
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str) -> int:

@@ -49,7 +49,7 @@ class Forecast:
             return True
         loads = [self._load(request, self._kv.num_used(prefix) // len(windows) * block_size)]
         loads += (self._load(other, other.num_shared_tokens) for other in staying)
-        num_own = sum(self._num_slots(self._kv.num_resident(other) - other.num_shared_tokens) for other in running)
+        num_own = sum(self._kv.num_slots(r, r.num_computed_tokens - r.num_shared_tokens) for r in running)
         num_shared = max(pool.num_used * block_size - num_own, 0)
         return num_shared + predicted_peak(loads) <= pool.num_blocks * block_size
 
@@ -57,14 +57,10 @@ class Forecast:
         """Slots of its own that the request holds when its gap is closed, how many tokens it will probably add, and the
         slots that each of them takes."""
         if self._kv.is_long(request):
-            return self._num_slots(self._kv.most_resident_tokens(request)), 0, 0
+            return self._kv.num_slots(request, request.num_tokens), 0, 0
         num_tokens, num_output_tokens = request.num_tokens, request.num_tokens - request.num_prompt_tokens
         num_more = self._predictor.predict(num_output_tokens, request.max_tokens) - num_output_tokens
         num_unused = self._kv.block_size // 2  # of its last block, on average
         num_per_token = sum(not window or num_tokens < window for window in self._kv.group_windows)
-        return self._num_slots(num_tokens - num_shared_tokens + num_unused), max(num_more - 1, 0), num_per_token
-
-    def _num_slots(self, num_tokens: int) -> int:
-        """Slots that so many tokens take in all groups, each of which keeps those in its window."""
-        num_tokens = max(num_tokens, 0)
-        return sum(min(num_tokens, window or num_tokens) for window in self._kv.group_windows)
+        num_slots = self._kv.num_slots(request, num_tokens - num_shared_tokens + num_unused)
+        return num_slots, max(num_more - 1, 0), num_per_token

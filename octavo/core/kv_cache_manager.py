@@ -10,7 +10,7 @@ from itertools import chain, filterfalse, islice
 from octavo.core.block_pool import NULL_BLOCK, BlockKey, BlockPool, hash_block, root_hash
 from octavo.core.block_tier import BlockTier, Copy
 from octavo.core.eviction import EvictionPolicy
-from octavo.core.kv_groups import most_blocks
+from octavo.core.kv_groups import capacity_tokens, most_blocks, resident_share
 from octavo.core.request import Request
 
 __all__ = ["NULL_BLOCK", "BlockTables", "KVCacheManager"]
@@ -31,8 +31,9 @@ class KVCacheManager:
     share a block have the same tokens in it.
     With no groups, as for encoders, tables are empty and every request fits.
 
-    A request whose tokens do not fit into the pool is *long*: it keeps at most half of the pool, and its oldest blocks
-    lie in the tier, where attention reads them. There is none where a group has a window.
+    A request whose tokens do not fit into the pool is *long*: in a group without a window it keeps at most a share of
+    the pool, and its oldest blocks lie in the tier, where attention reads them. Those that a window shows are in the
+    pool.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class KVCacheManager:
         self.tier = BlockTier(num_tier_blocks, num_blocks)
         on_evict = self.tier.evict if num_tier_blocks and keeps_evicted else None
         self.pool = BlockPool(num_blocks, eviction, on_evict)
+        self._pool_tokens = capacity_tokens(self.group_windows, num_blocks, block_size, max_step_tokens)
+        self._resident_share = resident_share(self.group_windows, num_blocks, block_size) if num_tier_blocks else 0
         self._no_blocks: BlockTables = tuple([] for _ in self.group_windows)
         self._tables: dict[int, BlockTables] = {}
         self._unwritten: set[int] = set()  # blocks that are shared before the step that is being scheduled writes them
@@ -78,7 +81,7 @@ class KVCacheManager:
         kept = swapped.tables if swapped is not None else self._no_blocks
         hashes = self._reusable_hashes(request)
         num_reusable = num_tokens = num_resident = 0
-        most_resident = self._most_resident(request) * self.num_groups
+        most_resident = self._most_resident(request) * self.group_windows.count(0)
         last_missing = [-1] * self.num_groups
         for index in range(max(len(hashes), len(kept[0]) if kept else 0)):
             end = (index + 1) * self.block_size
@@ -90,7 +93,8 @@ class KVCacheManager:
                     last_missing[group] = index
                 elif is_partial and swapped is not None:
                     end = min(end, swapped.num_tokens)
-                num_resident += not self.tier.owns(block_id) or end % self.block_size > 0
+                if not self.group_windows[group]:
+                    num_resident += not self.tier.owns(block_id) or end % self.block_size > 0
             if num_resident > most_resident or any(
                 i >= 0 and not window for i, window in zip(last_missing, self.group_windows, strict=True)
             ):
@@ -138,10 +142,11 @@ class KVCacheManager:
         if any(self.tier.is_being_read(block_id) for block_id in chain.from_iterable(prefix)):
             return False  # in a step it will be in the pool
         num_tokens, num_needed = request.num_tokens, -self.num_used(prefix)
+        most_resident = self._most_resident(request)
+        step_tokens = min(self.max_step_tokens, most_resident * self.block_size)
         for window, block_ids in zip(self.group_windows, prefix, strict=True):
-            most = most_blocks(window, num_tokens, self.block_size, self.max_step_tokens)
-            most = min(most, self._num_blocks(num_tokens) - block_ids.count(NULL_BLOCK))
-            num_needed += min(most, self._most_resident(request)) if self.is_long(request) else most
+            most = most_blocks(window, num_tokens, self.block_size, step_tokens) if window else most_resident
+            num_needed += min(most, self._num_blocks(num_tokens) - block_ids.count(NULL_BLOCK))
         return num_needed <= self.pool.num_free + self._num_freed(without, prefix)
 
     def num_used(self, prefix: BlockTables) -> int:
@@ -162,7 +167,8 @@ class KVCacheManager:
 
     def open(self, request: Request, prefix: BlockTables) -> int:
         """Begin the request's tables with shared blocks. Returns how many tokens these hold: some of them only when the
-        copies that this asks for are done (`settle`). Of a long request full blocks stay in the tier."""
+        copies that this asks for are done (`settle`). Of a long request full blocks stay in the tier, where there is no
+        window."""
         assert request.request_id not in self._tables
         num_blocks = len(prefix[0]) if prefix else 0
         num_tokens, num_loaded_from = self._num_held(request, prefix), num_blocks
@@ -172,7 +178,7 @@ class KVCacheManager:
         self.tier.drop(request.request_id)
         num_staying = num_tokens // self.block_size if self.is_long(request) else 0
         for group, table in enumerate(tables):
-            for index in range(num_staying, num_blocks):
+            for index in range(0 if self.group_windows[group] else num_staying, num_blocks):
                 if self.tier.owns(table[index]):
                     num_loaded_from = min(num_loaded_from, index)
                     (destination,) = self.pool.allocate(1)
@@ -285,7 +291,7 @@ class KVCacheManager:
 
     def num_tier_tokens(self, prefix: BlockTables) -> int:
         """Tokens of a prefix that only the tier holds."""
-        return sum(map(self.tier.owns, prefix[0])) * self.block_size if prefix else 0
+        return max((sum(map(self.tier.owns, block_ids)) for block_ids in prefix), default=0) * self.block_size
 
     def is_loading(self, request: Request, prefix: BlockTables) -> bool:
         """Whether `open` asked for copies of blocks of this prefix."""
@@ -293,30 +299,25 @@ class KVCacheManager:
         return any(table[: len(block_ids)] != block_ids for table, block_ids in zip(tables, prefix, strict=True))
 
     def is_long(self, request: Request) -> bool:
-        """Whether the request needs more tokens than the pool holds, and has a tier."""
-        if not self.tier.num_blocks or any(self.group_windows):
-            return False
-        return self._num_blocks(request.num_kv_tokens) * self.num_groups > self.pool.num_blocks
+        """Whether the request needs more tokens than the pool holds, and a tier can hold the rest."""
+        return self._resident_share > 0 and request.num_kv_tokens > self._pool_tokens
 
     def _most_resident(self, request: Request) -> int:
-        """Blocks of the pool that the request may hold in a group."""
-        if self.is_long(request):
-            return max(self.pool.num_blocks // self.num_groups // 2, 1)
-        return self._num_blocks(request.num_tokens)
+        """Blocks of the pool that the request may hold in a group without a window."""
+        return self._resident_share if self.is_long(request) else self._num_blocks(request.num_tokens)
 
-    def most_resident_tokens(self, request: Request) -> int:
-        """Tokens of the request that may lie in the pool."""
-        return self._most_resident(request) * self.block_size
-
-    def num_resident(self, request: Request) -> int:
-        """Computed tokens of the request that lie in the pool, roughly."""
-        return min(request.num_computed_tokens, self.most_resident_tokens(request))
+    def num_slots(self, request: Request, num_tokens: int) -> int:
+        """Slots of the pool that so many tokens of the request take in all groups, roughly: each keeps those in its
+        window, or in the request's share."""
+        num_tokens = max(num_tokens, 0)
+        most = self._resident_share * self.block_size if self.is_long(request) else num_tokens
+        return sum(min(num_tokens, window or most) for window in self.group_windows)
 
     def most_new_tokens(self, request: Request) -> int:
         """Tokens that one step may compute for the request: of a long one, what its share of the pool has room for."""
         if not self.is_long(request):
             return request.gap
-        return self._most_resident(request) * self.block_size - request.num_computed_tokens % self.block_size
+        return self._resident_share * self.block_size - request.num_computed_tokens % self.block_size
 
     def can_swap_out(self, request: Request) -> bool:
         """Whether the tier has room for the request, as far as is known before it is tried."""
@@ -324,11 +325,16 @@ class KVCacheManager:
 
     def swap_cost(self, request: Request) -> tuple[int, int]:
         """Tokens that would be computed anew if the request's blocks were freed, as nobody else holds them, and blocks
-        that would be copied out to keep them."""
-        tables = self._tables[request.request_id]
-        own = [block_id for block_id in _present(chain.from_iterable(tables)) if not self._is_shared(block_id)]
-        num_blocks_out = sum(not self.tier.owns(block_id) and not self._is_kept(block_id) for block_id in own)
-        return -(-len(own) // max(len(tables), 1)) * self.block_size, num_blocks_out
+        that would be copied out, and back, to keep them."""
+        tables, is_long = self._tables[request.request_id], self.is_long(request)
+        num_lost, num_copies = len(tables[0]), 0
+        for window, table in zip(self.group_windows, tables, strict=True):
+            present = list(_present(table))
+            own = [block_id for block_id in present if not self._is_shared(block_id)]
+            num_lost = min(num_lost, len(table) - len(present) + len(own))
+            num_copies += sum(not self.tier.owns(block_id) and not self._is_kept(block_id) for block_id in own)
+            num_copies += 0 if is_long and not window else len(own)
+        return num_lost * self.block_size, num_copies
 
     def _is_shared(self, block_id: int) -> bool:
         return not self.tier.owns(block_id) and self.pool.ref_count(block_id) > 1
@@ -359,10 +365,12 @@ class KVCacheManager:
         num_tokens = request.num_computed_tokens + num_new_tokens
         if not self.is_long(request):
             return False
-        tables, most = self._tables[request.request_id], self._most_resident(request)
+        tables, most = self._tables[request.request_id], self._resident_share
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         waits = False
-        for group, table in enumerate(tables):
+        for group, (window, table) in enumerate(zip(self.group_windows, tables, strict=True)):
+            if window:
+                continue
             resident = [index for index, block_id in enumerate(table) if not self.tier.owns(block_id)]
             num_excess = len(resident) + self._num_blocks(num_tokens) - len(table) - most
             if num_excess <= 0:
@@ -492,7 +500,7 @@ class KVCacheManager:
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         present = table[num_null:]
         if self.tier.num_blocks:
-            assert not any(map(self.tier.owns, table[num_full:]))
+            assert not any(map(self.tier.owns, table[0 if self.group_windows[group] else num_full :]))
             present = [NULL_BLOCK if self.tier.owns(block_id) else block_id for block_id in present]
         keys = [None if block_id == NULL_BLOCK else self.pool.key(block_id) for block_id in present]
         hashes = request.block_hashes[num_null:num_full]

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["KVGroup", "capacity_tokens", "group_layers", "most_blocks"]
+__all__ = ["KVGroup", "capacity_tokens", "group_layers", "most_blocks", "resident_share"]
 
 MAX_TOKENS = 2**31 - 1
 
@@ -46,8 +46,24 @@ def most_blocks(window: int, num_tokens: int, block_size: int, step_tokens: int)
     return min(num_blocks, -(-(window - 1 + step_tokens) // block_size) + 1) if window else num_blocks
 
 
-def capacity_tokens(windows: Sequence[int], num_blocks: int, block_size: int, step_tokens: int) -> int:
-    """Tokens of one request that the whole pool holds, in whole blocks, if its groups have these windows."""
+def resident_share(windows: Sequence[int], num_blocks: int, block_size: int) -> int:
+    """Blocks that a request longer than a pool of so many keeps there in each group without a window, and those that a
+    step takes in any: half of what the windows leave, so that others run beside it. 0 where they leave no room for one.
+    """
+    num_seen = sum(most_blocks(window, MAX_TOKENS, block_size, 0) for window in windows if window)
+    num_left = max(num_blocks - num_seen, 0) // max(len(windows), 1)
+    return max(num_left // 2, min(num_left, 1))
+
+
+def capacity_tokens(
+    windows: Sequence[int], num_blocks: int, block_size: int, step_tokens: int, num_tier_blocks: int = 0
+) -> int:
+    """Tokens of one request that the whole pool holds, in whole blocks, if its groups have these windows; or pool and
+    tier together, which takes the blocks that the windows have no need of."""
+    share = resident_share(windows, num_blocks, block_size) if num_tier_blocks else 0
+    if share:
+        num_blocks += num_tier_blocks
+        step_tokens = min(step_tokens, share * block_size)
 
     def needed(blocks_per_group: int) -> int:
         num_tokens = blocks_per_group * block_size

@@ -381,9 +381,8 @@ class Scheduler:
             return "recompute"
         if self.config.preemption_mode == "swap":
             return "swap"
-        num_tokens, num_blocks_out = self._kv.swap_cost(request)
-        num_blocks_in = -(-num_tokens // self.config.block_size) * len(self.config.group_windows)
-        return self._swap_cost.choose(num_tokens, (num_blocks_out + num_blocks_in) * self.config.block_bytes)
+        num_tokens, num_copies = self._kv.swap_cost(request)
+        return self._swap_cost.choose(num_tokens, num_copies * self.config.block_bytes)
 
     def _preempt_idle(self) -> bool:
         """Preempt the newest beam that only waits for its next token, if there is any: it may hold what others need."""

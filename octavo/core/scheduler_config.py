@@ -52,5 +52,6 @@ class SchedulerConfig:
         """Tokens of one request that pool and tier hold; without a pool, that a step holds."""
         if not self.group_windows:
             return self.max_num_batched_tokens
-        num_blocks = self.num_blocks + (0 if any(self.group_windows) else self.num_swap_blocks)
-        return capacity_tokens(self.group_windows, num_blocks, self.block_size, self.max_num_batched_tokens)
+        return capacity_tokens(
+            self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens, self.num_swap_blocks
+        )
