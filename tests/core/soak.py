@@ -1,13 +1,14 @@
 """A long random load for the scheduler, over a device that is fast enough for it and still notices a wrong block.
 
-Each block of the device holds a hash over the tokens that were written to it and to those before it. In every step each
-request's blocks are compared with what its own tokens give, so that a block which is stale, shared wrongly or
-overwritten is noticed at the next step of whoever reads it.
+Each block of the device holds a hash over the tokens that were written to it and to those before it, and its group. In
+every step the blocks that each request reads are compared with what its own tokens give, so that one which is stale,
+shared wrongly, copied wrongly or overwritten is noticed at the next step of whoever reads it.
 """
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
@@ -33,30 +34,37 @@ def output_token(seed: int, index: int) -> int:
 class _Row:
     new: NewRequest
     token_ids: list[int]
-    block_ids: list[int] = field(default_factory=list)
-    expected: list[int] = field(default_factory=list)
+    tables: list[list[int]]
+    expected: list[list[int]]
     """What its full blocks hold."""
 
 
 class StampExecutor:
     """Computes a step as it is asked for."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, windows: Sequence[int]) -> None:
+        self.windows = windows
         self.stamps = [0] * num_blocks
         self.rows: dict[int, _Row] = {}
 
     def compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        for source, destination in step.copies:
+            self.stamps[destination] = self.stamps[source]
         for request_id in step.finished_request_ids:
             del self.rows[request_id]
         for new in step.new_requests:
-            self.rows[new.request_id] = _Row(new, list(new.prompt_token_ids))
+            self.rows[new.request_id] = _Row(
+                new, list(new.prompt_token_ids), [[] for _ in self.windows], [[] for _ in self.windows]
+            )
         for request_id in step.reset_request_ids:
-            self.rows[request_id].block_ids.clear()
+            for table in self.rows[request_id].tables:
+                table.clear()
         result = ModelRunnerOutput([], [], [])
         for index, request_id in enumerate(step.request_ids):
             row, start = self.rows[request_id], step.num_computed_tokens[index]
-            row.block_ids += step.new_block_ids[index][0]
-            self._write(row, start, start + step.num_scheduled_tokens[index])
+            for group, block_ids in enumerate(step.new_block_ids[index]):
+                row.tables[group] += block_ids
+                self._write(row, group, start, start + step.num_scheduled_tokens[index])
             if step.samples[index]:
                 row.token_ids.append(output_token(row.new.seed, len(row.token_ids) - len(row.new.prompt_token_ids)))
                 result.request_ids.append(request_id)
@@ -64,22 +72,24 @@ class StampExecutor:
                 result.logprobs.append(None)
         return result
 
-    def _write(self, row: _Row, start: int, end: int) -> None:
-        """Check that the blocks up to `start` hold the request's tokens, then write those up to `end`."""
-        num_full, stamps, expected = start // BLOCK, self.stamps, row.expected
+    def _write(self, row: _Row, group: int, start: int, end: int) -> None:
+        """Check that the blocks up to `start`, if they are seen, hold the request's tokens; write those up to `end`."""
+        table, expected, stamps = row.tables[group], row.expected[group], self.stamps
+        num_full, window = start // BLOCK, self.windows[group]
         while len(expected) < num_full:  # shared blocks that others wrote
-            expected.append(self._stamp(row, len(expected), (len(expected) + 1) * BLOCK))
-        assert [stamps[block_id] for block_id in row.block_ids[:num_full]] == expected[:num_full]
+            expected.append(self._stamp(row, group, len(expected), (len(expected) + 1) * BLOCK))
+        first = max(start - window + 1, 0) // BLOCK if window else 0
+        assert list(map(stamps.__getitem__, table[first:num_full])) == expected[first:num_full]
         if start % BLOCK:
-            assert stamps[row.block_ids[num_full]] == self._stamp(row, num_full, start)
+            assert stamps[table[num_full]] == self._stamp(row, group, num_full, start)
         for block in range(num_full, -(-end // BLOCK)):
-            stamp = self._stamp(row, block, min(end, (block + 1) * BLOCK))
-            stamps[row.block_ids[block]] = stamp
+            stamp = self._stamp(row, group, block, min(end, (block + 1) * BLOCK))
+            stamps[table[block]] = stamp
             if (block + 1) * BLOCK <= end and len(expected) == block:
                 expected.append(stamp)
 
-    def _stamp(self, row: _Row, block: int, end: int) -> int:
-        return hash((row.expected[block - 1] if block else 0, *row.token_ids[block * BLOCK : end]))
+    def _stamp(self, row: _Row, group: int, block: int, end: int) -> int:
+        return hash((row.expected[group][block - 1] if block else group, *row.token_ids[block * BLOCK : end]))
 
 
 def log_uniform(draw: random.Random, most: int) -> int:
@@ -111,11 +121,13 @@ def peak_blocks(requests: list[Request]) -> int:
     return sum(needs[-MAX_NUM_SEQS:])
 
 
-def soak(num_requests: int, num_steps_in_flight: int = 1, seed: int = 0, **options: Any) -> Scheduler:
-    """Serve the requests with a pool of a fifth of the peak need; a tenth of them are aborted at some moment. Every
-    invariant is checked after every step, every output at its end."""
+def soak(
+    num_requests: int, num_steps_in_flight: int = 1, seed: int = 0, num_blocks: int = 0, **options: Any
+) -> Scheduler:
+    """Serve the requests with a pool of a fifth of the peak need or of `num_blocks`; a tenth of them are aborted at
+    some moment. Every invariant is checked after every step, every output at its end."""
     draw, requests = random.Random(seed), make_requests(num_requests, seed)
-    num_blocks = max(peak_blocks(requests) // 5, -(-(MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS) // BLOCK))
+    num_blocks = num_blocks or max(peak_blocks(requests) // 5, -(-(MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS) // BLOCK))
     config = SchedulerConfig(
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=2048,
@@ -123,7 +135,7 @@ def soak(num_requests: int, num_steps_in_flight: int = 1, seed: int = 0, **optio
         block_size=BLOCK,
         **options,
     )
-    scheduler, executor = Scheduler(config), StampExecutor(num_blocks)
+    scheduler, executor = Scheduler(config), StampExecutor(num_blocks + config.num_swap_blocks, config.group_windows)
     arriving = deque(requests)
     # When each of a tenth is aborted: at so many output tokens, or, with -1, while it waits.
     doomed = {r.request_id: draw.randrange(-1, r.seed % 1000) for r in requests if draw.random() < 0.1}
@@ -134,7 +146,7 @@ def soak(num_requests: int, num_steps_in_flight: int = 1, seed: int = 0, **optio
             scheduler.add_request(request)
             if doomed.get(request.request_id) == -1:
                 scheduler.abort(request.request_id)
-        while len(in_flight) < num_steps_in_flight and (step := scheduler.schedule()).request_ids:
+        while len(in_flight) < num_steps_in_flight and not (step := scheduler.schedule()).is_empty:
             in_flight.append(step)
         if in_flight:
             step = in_flight.popleft()
