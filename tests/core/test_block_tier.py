@@ -88,6 +88,44 @@ def test_a_sequence_longer_than_the_pool_is_completed(num_steps_in_flight: int, 
     assert driver.scheduler.stats().num_used_swap_blocks == 0
 
 
+@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
+@pytest.mark.parametrize("max_num_batched_tokens", [3, 32])
+@pytest.mark.parametrize(("windows", "num_blocks"), [((0,), 5), ((6,), 4), ((6, 0), 5), ((6, 0), 12), ((9, 9, 0), 12)])
+def test_a_sequence_of_as_many_tokens_as_pool_and_tier_hold_is_completed(
+    windows: tuple[int, ...], num_blocks: int, max_num_batched_tokens: int, num_steps_in_flight: int
+) -> None:
+    driver = SchedulerDriver(
+        num_steps_in_flight=num_steps_in_flight,
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_blocks=num_blocks,
+        windows=windows,
+        num_swap_blocks=24,
+    )
+    capacity = min(driver.scheduler.kv_capacity_tokens, 150)
+    assert capacity > 24 * 4
+    driver.add([i % 40 for i in range(capacity - 9)], max_tokens=10)
+    driver.add(PROMPT[:8], max_tokens=4)
+    driver.run()
+    driver.check_all_exact()
+    assert driver.scheduler.stats().num_used_swap_blocks == 0
+
+
+def test_a_sequence_longer_than_the_pool_is_swapped_with_its_windows() -> None:
+    """It goes on where it was: only what its windows show comes back to the pool, and the last block of the others."""
+    driver = SchedulerDriver(
+        windows=(6, 0), num_blocks=8, num_swap_blocks=60, preemption_mode="swap", scheduling_policy="priority"
+    )
+    long = driver.add([i % 40 for i in range(80)], max_tokens=20, priority=1)
+    driver.run(until=lambda: long.num_output_tokens > 4)
+    driver.add(PROMPT[:12], max_tokens=12)
+    driver.run()
+    driver.check_all_exact()
+    stats = driver.scheduler.stats()
+    assert stats.num_swap_preemptions == stats.num_preemptions > 0
+    assert 0 < stats.num_blocks_swapped_in <= stats.num_preemptions * (3 + 1)
+    assert sum(sum(step.num_scheduled_tokens) for step in driver.executor.steps) == (80 + 19) + (12 + 11)
+
+
 def test_others_run_beside_a_sequence_longer_than_the_pool() -> None:
     driver = SchedulerDriver(num_blocks=8, num_swap_blocks=24)
     long = driver.add([i % 40 for i in range(60)], max_tokens=30)
@@ -110,8 +148,9 @@ def test_a_failed_write_closes_the_tier_and_nobody_else_notices() -> None:
     assert driver.scheduler.kv_capacity_tokens == 14 * 4
 
 
-def test_a_long_sequence_fails_by_name_when_its_tier_does() -> None:
-    driver = SchedulerDriver(num_blocks=6, num_swap_blocks=24)
+@pytest.mark.parametrize(("windows", "num_blocks"), [((0,), 6), ((5, 0), 12)])
+def test_a_long_sequence_fails_by_name_when_its_tier_does(windows: tuple[int, ...], num_blocks: int) -> None:
+    driver = SchedulerDriver(num_blocks=num_blocks, num_swap_blocks=24, windows=windows)
     driver.executor.failing_copy_step_ids = set(range(1000))
     long, short = driver.add(PROMPT + PROMPT[:6], max_tokens=30), driver.add(PROMPT[:5], max_tokens=6)
     driver.run()

@@ -176,6 +176,16 @@ def test_a_group_with_a_window_holds_no_more_blocks_however_long_the_request() -
     assert kv.pool.num_used <= most_blocks(6, 1000, BLOCK, 1)
 
 
+def test_what_a_preemption_costs_counts_all_tokens_though_windows_have_few_blocks() -> None:
+    kv = KVCacheManager(32, BLOCK, [6, 6, 0])
+    request, sharer = (make_request(i, list(range(20 + i))) for i in range(2))
+    compute(kv, request)
+    kv.free_unseen(request, 20)  # the next token sees positions 15 to 20
+    assert kv.swap_cost(request) == (20, 2 * (2 + 2 + 5))
+    compute(kv, sharer)
+    assert kv.swap_cost(request) == (0, 0)
+
+
 @pytest.mark.parametrize("windows", [[0], [6], [2], [6, 0], [9, 2]])
 def test_a_prefix_is_reused_where_all_that_its_next_token_sees_is_cached(windows: list[int]) -> None:
     """Against a search through every length, whatever has been evicted."""

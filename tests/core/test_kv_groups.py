@@ -43,3 +43,23 @@ def test_a_window_lets_one_request_be_longer_than_the_pool() -> None:
     assert capacity_tokens([64, 0], 100, 16, 32) == (100 - most_blocks(64, 1000, 16, 32)) * 16
     assert capacity_tokens([64], most_blocks(64, 1000, 16, 32), 16, 32) > 1_000_000
     assert capacity_tokens([64], 3, 16, 32) == 48
+
+
+def test_a_tier_holds_what_no_window_needs_if_the_pool_holds_the_windows_and_a_step() -> None:
+    assert capacity_tokens([0], 100, 16, 32, 60) == 2560
+    assert capacity_tokens([0, 0], 101, 16, 32, 60) == 1280
+    assert capacity_tokens([64, 0], 100, 16, 32, 60) == (100 + 60 - most_blocks(64, 1000, 16, 32)) * 16
+    # The smallest pool: of each window what a token sees before its own block, and a block in each group for the step.
+    assert capacity_tokens([64, 64, 0], 2 * 5 + 3, 16, 32, 60) == (13 + 60 - 2 * 6) * 16
+    assert capacity_tokens([64, 64, 0], 2 * 5 + 2, 16, 32, 60) == capacity_tokens([64, 64, 0], 12, 16, 32) == 64
+    assert capacity_tokens([64], 6, 16, 32, 60) > 1_000_000 > capacity_tokens([64], 6, 16, 32)
+
+
+@pytest.mark.parametrize("num_tier_blocks", [1, 10, 1000])
+@pytest.mark.parametrize("num_blocks", [1, 7, 20, 400])
+@pytest.mark.parametrize("windows", [[0], [5], [16, 0], [40, 40, 0], [64] * 5 + [0]])
+def test_a_tier_never_makes_the_longest_request_shorter(
+    windows: list[int], num_blocks: int, num_tier_blocks: int
+) -> None:
+    alone = capacity_tokens(windows, num_blocks, 16, 32)
+    assert alone <= capacity_tokens(windows, num_blocks, 16, 32, num_tier_blocks)

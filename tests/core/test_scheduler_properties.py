@@ -38,7 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduling_policy=st.sampled_from(["fcfs", "priority"]),
         admission_policy=st.sampled_from(["greedy", "predicted"]),
         kv_eviction_policy=st.sampled_from(["lru", "fifo", "random"]),
-        windows=st.sampled_from([(0,), (0,), (5,), (3, 0), (2, 2, 9)]),
+        windows=st.sampled_from([(0,), (0,), (5,), (3, 0), (4, 4, 0), (2, 2, 9)]),
         num_swap_blocks=st.sampled_from([0, 0, 3, 12, 40]),
         preemption_mode=st.sampled_from(["auto", "recompute", "swap"]),
     )

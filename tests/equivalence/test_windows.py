@@ -1,6 +1,7 @@
 """Sliding windows save blocks and change no bit of an answer, neither when blocks are short nor beyond the pool."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,29 @@ def test_a_model_of_windows_alone_generates_beyond_its_pool(tmp_path: Path) -> N
     assert bits(small.generate(PROMPTS[-1], params, use_tqdm=False)) == bits(
         roomy.generate(PROMPTS[-1], params, use_tqdm=False)
     )
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "options"),
+    [
+        (9, {}),  # a step of one block
+        (14, {"async_scheduling": False, "enable_prefix_caching": False}),
+        (26, {"enforce_eager": True, "preemption_mode": "swap", "admission_policy": "greedy"}),
+    ],
+)
+def test_a_sequence_longer_than_the_pool_gives_the_same_bits(
+    tmp_path: Path, num_blocks: int, options: dict[str, Any]
+) -> None:
+    folder, prompts = make_folder(tmp_path, "gemma3"), [[2 + 11 * i % 380 for i in range(300)], *PROMPTS]
+    roomy = load(folder, 1000, 32 * BLOCK_BYTES, enable_prefix_caching=False)
+    expected = bits(roomy.generate(prompts, PARAMS, use_tqdm=False))
+    small = load(folder, num_blocks, 32 * BLOCK_BYTES, num_swap_blocks=40, **options)
+    for _ in range(2):  # cold and warm
+        assert bits(small.generate(prompts, PARAMS, use_tqdm=False)) == expected
+    stats = small.engine.stats()
+    assert stats.num_blocks_swapped_out > 20
+    assert stats.num_used_blocks == stats.num_used_swap_blocks == 0
+    assert options.get("preemption_mode") != "swap" or stats.num_swap_preemptions > 0
 
 
 def test_layers_without_a_window_still_bound_what_the_pool_holds(tmp_path: Path) -> None:
