@@ -59,7 +59,8 @@ class KVCacheManager:
         self.tier = BlockTier(num_tier_blocks, num_blocks)
         on_evict = self.tier.evict if num_tier_blocks and keeps_evicted else None
         self.pool = BlockPool(num_blocks, eviction, on_evict)
-        self._pool_tokens = capacity_tokens(self.group_windows, num_blocks, block_size, max_step_tokens)
+        self.pool_tokens = capacity_tokens(self.group_windows, num_blocks, block_size, max_step_tokens)
+        """Tokens of one request that the pool holds without the tier."""
         self._resident_share = resident_share(self.group_windows, num_blocks, block_size) if num_tier_blocks else 0
         self._no_blocks: BlockTables = tuple([] for _ in self.group_windows)
         self._tables: dict[int, BlockTables] = {}
@@ -300,7 +301,7 @@ class KVCacheManager:
 
     def is_long(self, request: Request) -> bool:
         """Whether the request needs more tokens than the pool holds, and a tier can hold the rest."""
-        return self._resident_share > 0 and request.num_kv_tokens > self._pool_tokens
+        return self._resident_share > 0 and request.num_kv_tokens > self.pool_tokens
 
     def _most_resident(self, request: Request) -> int:
         """Blocks of the pool that the request may hold in a group without a window."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 __all__ = ["KVGroup", "capacity_tokens", "group_layers", "most_blocks", "resident_share"]
 
 MAX_TOKENS = 2**31 - 1
+LEAST_SHARE = 4
+"""Blocks: with fewer tokens in a step weights are read too often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,12 @@ def most_blocks(window: int, num_tokens: int, block_size: int, step_tokens: int)
 
 
 def resident_share(windows: Sequence[int], num_blocks: int, block_size: int) -> int:
-    """Blocks that a request longer than a pool of so many keeps there in each group without a window, and those that a
-    step takes in any: half of what the windows leave, so that others run beside it. 0 where they leave no room for one.
-    """
+    """Blocks that a request longer than a pool of so many keeps there in each group without a window, and the most that
+    a step writes in any: with those that the windows show half of the pool, so that others run beside it, but no less
+    than a few if there is room. 0 where there is none for one."""
     num_seen = sum(most_blocks(window, MAX_TOKENS, block_size, 0) for window in windows if window)
-    num_left = max(num_blocks - num_seen, 0) // max(len(windows), 1)
-    return max(num_left // 2, min(num_left, 1))
+    of_half, of_all = ((part - num_seen) // len(windows) for part in (num_blocks // 2, num_blocks))
+    return max(of_half, min(of_all, LEAST_SHARE), 0)
 
 
 def capacity_tokens(

@@ -60,7 +60,6 @@ class Scheduler:
             keeps_evicted=self._swap_cost.choose(config.block_size, 2 * config.block_bytes) == "swap",
         )
         self._kv_capacity_tokens = config.kv_capacity_tokens
-        self._pool_tokens = replace(config, num_swap_blocks=0).kv_capacity_tokens
         self._requests: dict[int, Request] = {}  # waiting, running, and finished with steps in flight
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}  # in order of admission; with priorities, of urgency at the last step
@@ -89,7 +88,7 @@ class Scheduler:
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens of one request that can be held now: a tier that failed counts no more."""
-        return self._pool_tokens if self._kv.tier.is_closed else self._kv_capacity_tokens
+        return self._kv.pool_tokens if self._kv.tier.is_closed else self._kv_capacity_tokens
 
     @property
     def is_tier_closed(self) -> bool:

@@ -126,8 +126,9 @@ def test_a_sequence_longer_than_the_pool_is_swapped_with_its_windows() -> None:
     assert sum(sum(step.num_scheduled_tokens) for step in driver.executor.steps) == (80 + 19) + (12 + 11)
 
 
-def test_others_run_beside_a_sequence_longer_than_the_pool() -> None:
-    driver = SchedulerDriver(num_blocks=8, num_swap_blocks=24)
+@pytest.mark.parametrize(("windows", "num_blocks"), [((0,), 8), ((5, 0), 16)])
+def test_others_run_beside_a_sequence_longer_than_the_pool(windows: tuple[int, ...], num_blocks: int) -> None:
+    driver = SchedulerDriver(num_blocks=num_blocks, num_swap_blocks=24, windows=windows)
     long = driver.add([i % 40 for i in range(60)], max_tokens=30)
     driver.run(until=lambda: long.num_output_tokens > 2)
     short = driver.add(PROMPT[:8], max_tokens=4)

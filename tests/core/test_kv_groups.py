@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.core.kv_groups import KVGroup, capacity_tokens, group_layers, most_blocks
+from octavo.core.kv_groups import KVGroup, capacity_tokens, group_layers, most_blocks, resident_share
 
 GEMMA = [None if layer % 6 == 5 else 512 for layer in range(18)]
 
@@ -43,6 +43,13 @@ def test_a_window_lets_one_request_be_longer_than_the_pool() -> None:
     assert capacity_tokens([64, 0], 100, 16, 32) == (100 - most_blocks(64, 1000, 16, 32)) * 16
     assert capacity_tokens([64], most_blocks(64, 1000, 16, 32), 16, 32) > 1_000_000
     assert capacity_tokens([64], 3, 16, 32) == 48
+
+
+def test_a_request_longer_than_the_pool_keeps_half_of_it_or_a_few_blocks() -> None:
+    assert resident_share([0], 100, 16) == 50
+    assert resident_share([0, 0], 101, 16) == 25
+    assert resident_share([64, 0], 100, 16) == (50 - 5) // 2
+    assert [resident_share([64, 0], num_blocks, 16) for num_blocks in (6, 7, 9, 13, 20)] == [0, 1, 2, 4, 4]
 
 
 def test_a_tier_holds_what_no_window_needs_if_the_pool_holds_the_windows_and_a_step() -> None:
