@@ -57,7 +57,9 @@ class Forecast:
         """Slots of its own that the request holds when its gap is closed, how many tokens it will probably add, and the
         slots that each of them takes."""
         if self._kv.is_long(request):
-            return self._kv.num_slots(request, request.num_tokens), 0, 0
+            num_windows = sum(map(bool, self._kv.group_windows))
+            num_step_tokens = min(request.gap, self._kv.most_new_tokens(request))
+            return self._kv.num_slots(request, request.num_tokens) + num_windows * num_step_tokens, 0, 0
         num_tokens, num_output_tokens = request.num_tokens, request.num_tokens - request.num_prompt_tokens
         num_more = self._predictor.predict(num_output_tokens, request.max_tokens) - num_output_tokens
         num_unused = self._kv.block_size // 2  # of its last block, on average

@@ -138,6 +138,21 @@ def test_others_run_beside_a_sequence_longer_than_the_pool(windows: tuple[int, .
     driver.check_all_exact()
 
 
+def test_nobody_is_admitted_into_what_the_next_step_of_a_long_prompt_takes() -> None:
+    num_preemptions = {}
+    for admission_policy in ("greedy", "predicted"):
+        driver = SchedulerDriver(
+            windows=(32, 32, 0), num_blocks=30, num_swap_blocks=90, admission_policy=admission_policy
+        )
+        driver.add([i % 40 for i in range(200)], max_tokens=20)
+        driver.run(until=lambda driver=driver: len(driver.executor.steps) > 4)  # type: ignore[misc]
+        driver.add(PROMPT[:4], max_tokens=20)
+        driver.run()
+        driver.check_all_exact()
+        num_preemptions[admission_policy] = driver.scheduler.stats().num_preemptions
+    assert num_preemptions["greedy"] > 4 > num_preemptions["predicted"]
+
+
 def test_a_failed_write_closes_the_tier_and_nobody_else_notices() -> None:
     driver = SchedulerDriver(num_blocks=14, max_num_batched_tokens=64, num_swap_blocks=20, preemption_mode="swap")
     driver.executor.failing_copy_step_ids = set(range(1000))
