@@ -411,7 +411,7 @@ class KVCacheManager:
             elif is_done:
                 self._move(copy)
         for request_id, num_blocks in num_good.items():
-            if any(self.group_windows):
+            if self.has_windows:
                 num_blocks = num_good[request_id] = 0  # blocks that a window had left behind would be needed again
             for table in self._tables[request_id]:
                 self._release(table[num_blocks:])
