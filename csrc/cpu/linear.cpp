@@ -109,7 +109,7 @@ void tile(const LinearArgs& a, const W* packed, const float* x, int64_t row, int
     for (; k + kLanes <= a.num_cols; k += kLanes, w += kLanes * kLanes, x += kBlock)
         multiply_block(sum, x, w, stride, kLanes);
     if (k < a.num_cols) multiply_block(sum, x, w, stride, int(a.num_cols - k));
-    for (int r = 0; r < R; ++r) write_sums(a, sum[r], P, row + r, panel);
+    write_sums(a, sum[0], R, P, row, panel);
 }
 
 template <int R, class W>

@@ -167,7 +167,7 @@ void tile(const LinearQuantizedArgs& a, int64_t row, int64_t panel) {
             }
         }
     }
-    for (int r = 0; r < R; ++r) write_sums(a, sum[r], P, row + r, panel);
+    write_sums(a, sum[0], R, P, row, panel);
 }
 
 // Rows [row, last) by as many tiles of R as fit, times P panels. Returns the first row that is left.

@@ -24,14 +24,17 @@ OCTAVO_INLINE void widen_rows(const LinearArgs& a) {
     });
 }
 
-// One row's sums over some panels, into the output.
-static __attribute__((noinline)) void write_sums(const LinearArgs& a, const Vec* sum, int num_panels, int64_t row,
-                                                 int64_t panel) {
+// The sums of some rows over some panels, [num_rows][num_panels], into the output.
+static __attribute__((noinline)) void write_sums(const LinearArgs& a, const Vec* sums, int num_rows, int num_panels,
+                                                 int64_t row, int64_t panel) {
     with_type(a.out_dtype, a.out, [&](auto* out) {
         for (int p = 0; p < num_panels; ++p) {
             const int64_t column = (panel + p) * kLanes, n = a.num_rows - column;
-            const Vec y = a.bias ? add(sum[p], load(a.bias + column, n)) : sum[p];
-            store(out + row * a.num_rows + column, y, n);
+            const Vec bias = a.bias ? load(a.bias + column, n) : set1(0.0f);
+            for (int r = 0; r < num_rows; ++r) {
+                const Vec sum = sums[r * num_panels + p];
+                store(out + (row + r) * a.num_rows + column, a.bias ? add(sum, bias) : sum, n);
+            }
         }
     });
 }

@@ -42,7 +42,7 @@ void tile(const LinearQuantizedArgs& a, const float* x, int64_t row, int64_t pan
         multiply_half<R, F>(sum, x, w, 1, zero);
         x += kBlock;
     }
-    for (int r = 0; r < R; ++r) write_sums(a, &sum[r], 1, row + r, panel);
+    write_sums(a, sum, R, 1, row, panel);
 }
 
 template <int R, class F>
