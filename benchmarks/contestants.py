@@ -123,7 +123,11 @@ class Server:
 
 
 def octavo_options(name: str) -> tuple[str, list[str]]:
-    """File and options of a format: a checkpoint's own (q8_0, q4_0, …) or one made at load (bf16, int8, int4)."""
+    """File and options of a format: a checkpoint's own (q8_0, q4_0, …) or one made at load (bf16, int8, int4); with
+    -kv8 at the end keys and values are int8."""
+    if name.endswith("-kv8"):
+        file, options = octavo_options(name.removesuffix("-kv8"))
+        return file, [*options, "--kv-cache-dtype=int8"]
     if name == "bf16":
         return "bf16", ["--quantization=none", "--dtype=bfloat16"]
     if name in ("int8", "int4"):

@@ -13,7 +13,7 @@ void parallel_for(int64_t num_units, void (*fn)(const void* context, int64_t uni
 
 int num_threads();
 
-// A number that changes whenever a thread begins a unit, readable from any thread at any time.
+// A number that changes whenever a thread claims units, readable from any thread at any time.
 uint64_t progress();
 
 // Starts or ends pool threads, so that n threads (the caller included; 1 at first) share the units. Throws on n < 1.

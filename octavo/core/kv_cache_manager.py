@@ -315,9 +315,7 @@ class KVCacheManager:
         return sum(min(num_tokens, window or most) for window in self.group_windows)
 
     def most_new_tokens(self, request: Request) -> int:
-        """Tokens that one step may compute for the request: of a long one, what its share of the pool has room for."""
-        if not self.is_long(request):
-            return request.gap
+        """Tokens that one step may compute for a long request: what its share of the pool has room for."""
         return self._resident_share * self.block_size - request.num_computed_tokens % self.block_size
 
     def can_swap_out(self, request: Request) -> bool:
@@ -364,8 +362,6 @@ class KVCacheManager:
         full tier has no room for any.
         """
         num_tokens = request.num_computed_tokens + num_new_tokens
-        if not self.is_long(request):
-            return False
         tables, most = self._tables[request.request_id], self._resident_share
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         waits = False
