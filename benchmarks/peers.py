@@ -10,8 +10,9 @@ Loads (64 requests of 128 random prompt tokens and 128 generated, unless said ot
     prompt         one prompt of 512 tokens, without HTTP
     prefix-http    64 requests, 512 shared + 32 own + 32 generated tokens, 16 at once
 Contestants are engine:format; formats are the files that `peer_models.py` makes, and for octavo also int8 and int4,
-quantised at load; with -kv8 at the end its KV cache is int8, as OpenVINO's is by default. Ratios are the first contestant's median to each other's. Nothing else should run meanwhile: the
-machine's state is part of every figure, so only ratios of one run mean something.
+quantised at load; with -kv8 at the end its KV cache is int8, as OpenVINO's is by default. Ratios are the first
+contestant's median to each other's. Nothing else should run meanwhile: the machine's state is part of every figure,
+so only ratios of one run mean something.
 """
 
 import argparse
