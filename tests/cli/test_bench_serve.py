@@ -12,6 +12,7 @@ from octavo.cli.bench.load import Answer
 from octavo.cli.bench.report import latency_fields, percentiles
 from octavo.cli.bench.serve_result import serve_result
 from octavo.cli.main import main
+from octavo.cli.openai_stream import Choice, Event, Usage
 from tests.cli.conftest import Fails
 from tests.cli.fake_server import FakeServer
 
@@ -119,6 +120,14 @@ def test_an_answer_that_breaks_off_is_a_failure(
     assert all(error in found for found in result["errors"])
     assert result["total_output_tokens"] == 0
     assert result["mean_ttft_ms"] == 0
+
+
+def test_tokens_without_text_are_known_by_the_usage() -> None:
+    answer = Answer(5, start_s=1.0)
+    answer.record(Event(choices=[Choice(finish_reason="length")]), 2.0)
+    answer.record(Event(usage=Usage(prompt_tokens=5, completion_tokens=2)), 3.5)
+    answer.close()
+    assert (answer.ttft_s, answer.latency_s, answer.output_len) == (2.5, 2.5, 2)
 
 
 def test_other_requests_are_not_touched_by_a_failure() -> None:

@@ -37,7 +37,8 @@ class Answer:
     def record(self, event: Event, now_s: float) -> None:
         if event.usage is not None:
             self.input_len, self.output_len = event.usage.prompt_tokens, event.usage.completion_tokens
-        if not event.has_tokens:
+        # Tokens that have no text send nothing: of those alone, the usage at the end is the first that is seen.
+        if not event.has_tokens and not (self.ttft_s is None and self.output_len):
             return
         elapsed_s = now_s - self.start_s
         if self.ttft_s is None:
