@@ -305,8 +305,6 @@ class ResolvedConfig:
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens that one request can have computed at once, in pool and tier."""
-        if not self.group_windows:
-            return self.max_num_batched_tokens
         return capacity_tokens(
             self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens, self.num_swap_blocks
         )

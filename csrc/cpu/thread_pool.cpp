@@ -128,7 +128,7 @@ public:
         const auto all_done = [&] {
             return num_done_.load(std::memory_order_acquire) == static_cast<uint32_t>(num_units);
         };
-        spin_then(all_done, fetcher(0), [&] {
+        spin_then(all_done, fetcher(0.0), [&] {
             const uint32_t num_done = num_done_.load(std::memory_order_acquire);
             if (num_done != static_cast<uint32_t>(num_units)) num_done_.wait(num_done);
         });
@@ -152,9 +152,8 @@ public:
     }
 
 private:
-    // For the thread of this index, which is likely to make the claim of that index.
-    Fetcher fetcher(int index) const {
-        const double start = 1.0 - std::pow(1.0 - 0.5 / num_threads_, index);
+    // From where the thread's first claim is likely to begin, a share of the whole.
+    Fetcher fetcher(double start) const {
         const int64_t num_bytes = ahead_bytes_.load(std::memory_order_relaxed);
         const auto skipped = static_cast<int64_t>(start * static_cast<double>(num_bytes));
         return Fetcher(ahead_.load(std::memory_order_relaxed) + skipped, num_bytes - skipped);
@@ -162,8 +161,9 @@ private:
 
     void loop(int index, uint32_t seen) noexcept {
         enter_fp_mode();
+        const double start = 1.0 - std::pow(1.0 - 0.5 / num_threads_, index);  // threads claim in turn
         while (true) {
-            spin_then([&] { return serial_.load(std::memory_order_acquire) != seen; }, fetcher(index),
+            spin_then([&] { return serial_.load(std::memory_order_acquire) != seen; }, fetcher(start),
                       [&] { serial_.wait(seen); });
             seen = serial_.load(std::memory_order_acquire);
             if (stop_.load()) return;

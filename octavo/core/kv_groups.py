@@ -61,7 +61,10 @@ def capacity_tokens(
     windows: Sequence[int], num_blocks: int, block_size: int, step_tokens: int, num_tier_blocks: int = 0
 ) -> int:
     """Tokens of one request that the whole pool holds, in whole blocks, if its groups have these windows; or pool and
-    tier together, which takes the blocks that the windows have no need of."""
+    tier together, which takes the blocks that the windows have no need of. Without groups, and so without a pool: what
+    a step holds."""
+    if not windows:
+        return step_tokens
     share = resident_share(windows, num_blocks, block_size) if num_tier_blocks else 0
     if share:
         num_blocks += num_tier_blocks

@@ -50,8 +50,6 @@ class SchedulerConfig:
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens of one request that pool and tier hold; without a pool, that a step holds."""
-        if not self.group_windows:
-            return self.max_num_batched_tokens
         return capacity_tokens(
             self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens, self.num_swap_blocks
         )
