@@ -39,7 +39,8 @@ constexpr int64_t kQuantBlock = 32;
 struct QuantizedInput {
     int8_t values[kQuantBlock];
     float scale;
-    int32_t start[2];  // for each group of weights: what its dot product with unsigned weights begins at
+    float shift;       // takes what dot products begin with off again: see quantized.cpp
+    int32_t start[2];  // for each group of weights: what its dot product with unsigned weights begins with
     float offset[2];   // and what its minimum is multiplied with
 };
 

@@ -1,8 +1,8 @@
 // Quantised weights (their packing is described in quantized.h): packing, rows of an embedding, and the product with
 // activations that are quantised here, 32 columns at a time.
 //
-// A group's products are added in integers, exactly; an output element is one chain of fma over the groups. So neither
-// the tile nor the instruction set changes a bit.
+// A group's products are added in integers, exactly, and multiplied by the scale of the activations; an output element
+// is one chain of fma over the groups. So neither the tile nor the instruction set changes a bit.
 #include "quantized.h"
 
 #include "rows.h"
@@ -14,10 +14,17 @@ namespace {
 // Rows of x that stay in the cache while the panels pass by.
 constexpr int64_t kRowBlock = kInt8Rows * ((64 + kInt8Rows - 1) / kInt8Rows);
 // Panels of a unit of work.
-constexpr int64_t kUnitPanels = 4;
+constexpr int64_t kUnitPanels = 2;
 static_assert(kUnitPanels % kInt8Panels == 0);
 // As in linear.cpp, for few rows.
 constexpr int64_t kPrefetchBytes = 1024;
+// From so many rows on unpacking pays, of so many blocks of K at a time.
+constexpr int64_t kManyRows = 4 * kInt8Rows, kChunkBlocks = 18;
+
+template <int N>
+struct Constant {
+    static constexpr int value = N;
+};
 
 template <class F>
 void pack_panel(const PackQuantizedArgs& a, int64_t panel) {
@@ -76,8 +83,14 @@ void embed(const EmbeddingQuantizedArgs& a, int64_t token) {
     }
 }
 
-// Scale: the largest magnitude becomes 127. A block with a NaN or an infinity gets a NaN for a scale, and so do all
-// outputs of its row.
+// An integer below 2^22 in magnitude, added to these bits, makes the float 1.5 * 2^23 + the integer. So a dot product
+// that begins with them needs no conversion: one fma takes 1.5 * 2^23 off and multiplies by the scale, rounding once,
+// if that multiple of the scale is exact.
+constexpr int32_t kFloatBits = 0x4b400000;
+static_assert(kQuantBlock * 255 * 127 < 1 << 22);
+
+// Scale: the largest magnitude becomes 127. A block with a NaN, an infinity or what is nearly one (beyond 2^110) gets a
+// NaN for a scale, and so do all outputs of its row.
 template <class T>
 OCTAVO_INLINE void quantize_block(const T* x, int64_t count, const QuantizedForm& form, QuantizedInput& out) {
     const Vec low = load(x, count), high = count > kLanes ? load(x + kLanes, count - kLanes) : set1(0.0f);
@@ -88,12 +101,15 @@ OCTAVO_INLINE void quantize_block(const T* x, int64_t count, const QuantizedForm
     const Vec high_rounded = sub(fma(high, set1(inverse), shift), shift);
     store_int8(out.values, low_rounded);
     store_int8(out.values + kLanes, high_rounded);
-    out.scale = largest / 127.0f + (largest - largest);
+    const bool is_number = largest <= 0x1p110f;
+    const float scale = float_of(bits_of(largest / 127.0f) & ~3u);  // so short that 1.5 times it is exact
+    out.scale = is_number ? scale : __builtin_nanf("");
+    out.shift = out.scale * -0x1.8p23f;
     const bool one_group = form.group == kQuantBlock;
     const float sums[2] = {reduce_add(one_group ? add(low_rounded, high_rounded) : low_rounded),
                            one_group ? 0.0f : reduce_add(high_rounded)};
     for (int g = 0; g < 2; ++g) {
-        out.start[g] = largest - largest == 0.0f ? -form.zero * int32_t(sums[g]) : 0;
+        out.start[g] = kFloatBits - (is_number ? form.zero * int32_t(sums[g]) : 0);
         out.offset[g] = -sums[g] * out.scale;
     }
 }
@@ -119,20 +135,13 @@ OCTAVO_INLINE void quantize_rows(const LinearQuantizedArgs& a) {
     });
 }
 
-// R rows times P panels, in registers.
-template <int R, int P, class F>
-void tile(const LinearQuantizedArgs& a, int64_t row, int64_t panel) {
-    const int64_t num_blocks = quant_blocks(a.num_cols), stride = num_blocks * F::kBlockBytes;
-    const uint8_t* w = static_cast<const uint8_t*>(a.packed) + panel * stride;
-    const QuantizedInput* x = quantized_row(a, row);
-    Vec sum[R][P];
-    for (int r = 0; r < R; ++r)
-        for (int p = 0; p < P; ++p) sum[r][p] = set1(0.0f);
+// Adds num_blocks blocks of R rows times P panels, which lie `stride` bytes apart, to sums in registers. `fetch` is
+// called with each block of the first panel, to ask for memory that is needed later.
+template <int R, int P, class F, class Fetch>
+OCTAVO_INLINE void add_blocks(Vec (&sum)[R][P], const QuantizedInput* x, const uint8_t* w, int64_t stride,
+                              int64_t num_blocks, const Fetch& fetch) {
     for (int64_t b = 0; b < num_blocks; ++b, w += F::kBlockBytes, x += kInt8Rows) {
-        if constexpr (R <= 2)
-            for (int p = 0; p < P; ++p)
-                for (int64_t line = 0; line < F::kBlockBytes; line += 64)
-                    __builtin_prefetch(w + p * stride + kPrefetchBytes + line);
+        fetch(w);
         OCTAVO_UNROLL
         for (int g = 0; g < F::kGroups; ++g) {
             IntVec dot[R][P];
@@ -148,17 +157,18 @@ void tile(const LinearQuantizedArgs& a, int64_t row, int64_t panel) {
                 for (int p = 0; p < P; ++p) weight[p] = load_quad<F>(w + p * stride, quad);
                 OCTAVO_UNROLL
                 for (int r = 0; r < R; ++r) {
-                    const IntVec values = int_broadcast(x[r].values + quad * 4);
                     OCTAVO_UNROLL
-                    for (int p = 0; p < P; ++p) dot[r][p] = dot4(dot[r][p], weight[p], values);
+                    for (int p = 0; p < P; ++p) dot[r][p] = dot4(dot[r][p], weight[p], x[r].values + quad * 4);
                 }
             }
             OCTAVO_UNROLL
             for (int p = 0; p < P; ++p) {
                 const Vec scale = load(scales_of<F>(w + p * stride, g));
                 OCTAVO_UNROLL
-                for (int r = 0; r < R; ++r)
-                    sum[r][p] = fma(to_float(dot[r][p]), mul(scale, set1(x[r].scale)), sum[r][p]);
+                for (int r = 0; r < R; ++r) {
+                    const Vec product = fma(as_float(dot[r][p]), set1(x[r].scale), set1(x[r].shift));
+                    sum[r][p] = fma(product, scale, sum[r][p]);
+                }
                 if constexpr (F::kMins) {
                     const Vec min = load(mins_of<F>(w + p * stride, g));
                     OCTAVO_UNROLL
@@ -167,23 +177,80 @@ void tile(const LinearQuantizedArgs& a, int64_t row, int64_t panel) {
             }
         }
     }
-    write_sums(a, sum[0], R, P, row, panel);
 }
 
-// Rows [row, last) by as many tiles of R as fit, times P panels. Returns the first row that is left.
-template <int R, int P, class F>
-OCTAVO_INLINE int64_t tiles(const LinearQuantizedArgs& a, int64_t row, int64_t last, int64_t panel) {
+// fn(R, row) for tiles of R rows that make up [row, last).
+template <int R, class Fn>
+OCTAVO_INLINE int64_t tiles_of(int64_t row, int64_t last, const Fn& fn) {
     if constexpr (R <= kInt8Rows)
-        for (; last - row >= R; row += R) tile<R, P, F>(a, row, panel);
+        for (; last - row >= R; row += R) fn(Constant<R>{}, row);
     return row;
+}
+template <class Fn>
+OCTAVO_INLINE void row_tiles(int64_t row, int64_t last, const Fn& fn) {
+    row = tiles_of<6>(row, last, fn);
+    row = tiles_of<4>(row, last, fn);
+    row = tiles_of<2>(row, last, fn);
+    tiles_of<1>(row, last, fn);
+}
+
+// Rows [first, last) times P panels, from where they lie.
+template <int P, class F>
+void few_rows(const LinearQuantizedArgs& a, int64_t first, int64_t last, int64_t panel) {
+    const int64_t num_blocks = quant_blocks(a.num_cols), stride = num_blocks * F::kBlockBytes;
+    const uint8_t* w = static_cast<const uint8_t*>(a.packed) + panel * stride;
+    row_tiles(first, last, [&](auto rows, int64_t row) {
+        constexpr int R = rows.value;
+        Vec sum[R][P];
+        for (int r = 0; r < R; ++r)
+            for (int p = 0; p < P; ++p) sum[r][p] = set1(0.0f);
+        add_blocks<R, P, F>(sum, quantized_row(a, row), w, stride, num_blocks, [&](const uint8_t* block) {
+            if constexpr (R <= 2)  // memory bounds the speed
+                for (int p = 0; p < P; ++p)
+                    for (int64_t line = 0; line < F::kBlockBytes; line += 64)
+                        __builtin_prefetch(block + p * stride + kPrefetchBytes + line);
+        });
+        write_sums(a, sum[0], R, P, row, panel);
+    });
+}
+
+// Rows [first, last) times P panels, unpacked once for all rows: a chunk of K at a time, that stays in the nearest
+// cache while the rows pass by.
+template <int P, class F>
+void many_rows(const LinearQuantizedArgs& a, int64_t first, int64_t last, int64_t panel) {
+    using U = typename F::Unpacked;
+    constexpr int64_t kStride = kChunkBlocks * U::kBlockBytes;
+    const int64_t num_blocks = quant_blocks(a.num_cols), stride = num_blocks * F::kBlockBytes;
+    const uint8_t* w = static_cast<const uint8_t*>(a.packed) + panel * stride;
+    const uint8_t* next = w + P * stride;
+    alignas(64) uint8_t chunk[P * kStride];
+    Vec sums[kRowBlock * P];
+    for (int64_t block = 0; block < num_blocks; block += kChunkBlocks) {
+        const int64_t count = num_blocks - block < kChunkBlocks ? num_blocks - block : kChunkBlocks;
+        for (int p = 0; p < P; ++p)
+            for (int64_t b = 0; b < count; ++b)
+                unpack_block<F>(w + p * stride + (block + b) * F::kBlockBytes,
+                                chunk + p * kStride + b * U::kBlockBytes);
+        row_tiles(first, last, [&](auto rows, int64_t row) {
+            constexpr int R = rows.value;
+            Vec sum[R][P];
+            for (int r = 0; r < R; ++r)
+                for (int p = 0; p < P; ++p) sum[r][p] = block ? sums[(row - first + r) * P + p] : set1(0.0f);
+            const QuantizedInput* x = quantized_row(a, row) + block * kInt8Rows;
+            add_blocks<R, P, U>(sum, x, chunk, kStride, count, [&](const uint8_t*) {
+                __builtin_prefetch(next, 0, 2);  // the panels that come next, a line a block, to the second cache
+                next += 64;
+            });
+            for (int r = 0; r < R; ++r)
+                for (int p = 0; p < P; ++p) sums[(row - first + r) * P + p] = sum[r][p];
+        });
+    }
+    write_sums(a, sums, int(last - first), P, first, panel);
 }
 
 template <int P, class F>
-void all_rows(const LinearQuantizedArgs& a, int64_t row, int64_t last, int64_t panel) {
-    row = tiles<6, P, F>(a, row, last, panel);
-    row = tiles<4, P, F>(a, row, last, panel);
-    row = tiles<2, P, F>(a, row, last, panel);
-    tiles<1, P, F>(a, row, last, panel);
+void all_rows(const LinearQuantizedArgs& a, int64_t first, int64_t last, int64_t panel) {
+    last - first < kManyRows ? few_rows<P, F>(a, first, last, panel) : many_rows<P, F>(a, first, last, panel);
 }
 
 template <class F>

@@ -21,8 +21,11 @@ struct Form {
     static constexpr int kGroups = kQuantBlock / kGroup;  // in a block
     static constexpr int64_t kQuadBytes = kLanes * 4;
     static constexpr int64_t kValueBytes = kLanes * kQuantBlock * kBits / 8;
-    static constexpr int64_t kScaleBytes = kGroups * kLanes * int64_t{sizeof(Scale)};
-    static constexpr int64_t kBlockBytes = kValueBytes + (kMins ? 2 : 1) * kScaleBytes;
+    static constexpr int kNumScales = kMins ? 2 * kGroups : kGroups;  // and minima, behind them
+    static constexpr int64_t kScaleBytes = kLanes * int64_t{sizeof(Scale)};
+    static constexpr int64_t kBlockBytes = kValueBytes + kNumScales * kScaleBytes;
+    // What needs no conversion, in whole lines of a cache.
+    using Unpacked = Form<8, kGroup, kMins, float>;
 };
 
 OCTAVO_INLINE int64_t quant_blocks(int64_t num_cols) { return (num_cols + kQuantBlock - 1) / kQuantBlock; }
@@ -41,7 +44,15 @@ OCTAVO_INLINE const typename F::Scale* scales_of(const uint8_t* block, int group
 
 template <class F>
 OCTAVO_INLINE const typename F::Scale* mins_of(const uint8_t* block, int group) {
-    return scales_of<F>(block + F::kScaleBytes, group);
+    return scales_of<F>(block, F::kGroups + group);
+}
+
+template <class F>
+OCTAVO_INLINE void unpack_block(const uint8_t* block, uint8_t* out) {
+    using U = typename F::Unpacked;
+    for (int quad = 0; quad < kQuads; ++quad) int_store(out + quad * U::kQuadBytes, load_quad<F>(block, quad));
+    float* scales = static_cast<float*>(static_cast<void*>(out + U::kValueBytes));
+    for (int i = 0; i < F::kNumScales; ++i) store(scales + i * kLanes, load(scales_of<F>(block, i)));
 }
 
 // fn(a Form), for the forms there are.

@@ -51,6 +51,13 @@ OCTAVO_INLINE float float_of(uint32_t bits) {
     return x;
 }
 
+// Four bytes as they lie.
+OCTAVO_INLINE int32_t bits_at(const void* p) {
+    int32_t bits;
+    __builtin_memcpy(&bits, p, 4);
+    return bits;
+}
+
 #if defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
 // Lanes are added in a fixed tree: i with i + 8, then + 4, + 2, + 1; here its last steps.
 OCTAVO_INLINE float reduce_add(__m256 a) {
@@ -115,12 +122,14 @@ constexpr int kInt8Panels = 2;  // panels of it
 
 OCTAVO_INLINE IntVec int_set1(int32_t x) { return _mm512_set1_epi32(x); }
 OCTAVO_INLINE IntVec int_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+OCTAVO_INLINE void int_store(uint8_t* p, IntVec a) { _mm512_storeu_si512(p, a); }
 OCTAVO_INLINE IntVec low_nibbles(IntVec a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 OCTAVO_INLINE IntVec high_nibbles(IntVec a) { return low_nibbles(_mm512_srli_epi16(a, 4)); }
 OCTAVO_INLINE IntVec byte_of(IntVec a, int i) {
     return _mm512_and_si512(_mm512_srli_epi32(a, 8 * i), _mm512_set1_epi32(255));
 }
 OCTAVO_INLINE Vec to_float(IntVec a) { return _mm512_cvtepi32_ps(a); }
+OCTAVO_INLINE Vec as_float(IntVec a) { return _mm512_castsi512_ps(a); }
 OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
@@ -137,9 +146,7 @@ OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(pairs), "m"(*(const int32_t(*))values));
     return sum;
 #else
-    int32_t both;
-    __builtin_memcpy(&both, values, 4);
-    return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi32(both)));
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi32(bits_at(values))));
 #endif
 }
 OCTAVO_INLINE float reduce_add(Vec a) {
@@ -152,16 +159,17 @@ OCTAVO_INLINE float reduce_max_magnitude(Vec a, Vec b) {
     const __m512i bits = _mm512_max_epi32(bits_a, _mm512_and_si512(_mm512_castps_si512(b), mask));
     return reduce_max_bits(_mm256_max_epi32(_mm512_castsi512_si256(bits), _mm512_extracti32x8_epi32(bits, 1)));
 }
-// sum plus, in each lane, four unsigned bytes times four signed ones.
-OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, IntVec values) {
+// sum plus, in each lane, four unsigned bytes times the same four values.
+OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
 #if defined(OCTAVO_ISA_avx512vnni)
     // Written out, since gcc 12 copies the accumulator around the intrinsic.
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weight), "v"(values));
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weight), "m"(*(const int32_t(*))values));
     return sum;
 #else
     const __m512i even = _mm512_and_si512(weight, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16(weight, 8);
-    const __m512i even_values = _mm512_srai_epi16(_mm512_slli_epi16(values, 8), 8);
-    const __m512i odd_values = _mm512_srai_epi16(values, 8);
+    const __m512i all = _mm512_set1_epi32(bits_at(values));
+    const __m512i even_values = _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8);
+    const __m512i odd_values = _mm512_srai_epi16(all, 8);
     sum = _mm512_add_epi32(sum, _mm512_madd_epi16(even, even_values));
     return _mm512_add_epi32(sum, _mm512_madd_epi16(odd, odd_values));
 #endif
@@ -240,14 +248,13 @@ struct IntVec {
 constexpr int kInt8Rows = 2;
 constexpr int kInt8Panels = 1;
 
-OCTAVO_INLINE int32_t int_of(const void* p) {
-    int32_t bits;
-    __builtin_memcpy(&bits, p, 4);
-    return bits;
-}
 OCTAVO_INLINE IntVec int_set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 OCTAVO_INLINE IntVec int_load(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+OCTAVO_INLINE void int_store(uint8_t* p, IntVec a) {
+    _mm256_storeu_si256((__m256i*)p, a.low);
+    _mm256_storeu_si256((__m256i*)(p + 32), a.high);
 }
 OCTAVO_INLINE __m256i low_nibbles(__m256i a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
 OCTAVO_INLINE __m256i high_nibbles(__m256i a) { return low_nibbles(_mm256_srli_epi16(a, 4)); }
@@ -258,6 +265,7 @@ OCTAVO_INLINE IntVec low_nibbles(IntVec a) { return {low_nibbles(a.low), low_nib
 OCTAVO_INLINE IntVec high_nibbles(IntVec a) { return {high_nibbles(a.low), high_nibbles(a.high)}; }
 OCTAVO_INLINE IntVec byte_of(IntVec a, int i) { return {byte_of(a.low, i), byte_of(a.high, i)}; }
 OCTAVO_INLINE Vec to_float(IntVec a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
+OCTAVO_INLINE Vec as_float(IntVec a) { return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)}; }
 OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
     const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
@@ -272,7 +280,7 @@ OCTAVO_INLINE IntVec load_pairs(const int8_t* p) {
             _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)))};
 }
 OCTAVO_INLINE IntVec dot2(IntVec sum, IntVec pairs, const int16_t* values) {
-    const __m256i both = _mm256_set1_epi32(int_of(values));
+    const __m256i both = _mm256_set1_epi32(bits_at(values));
     return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(pairs.low, both)),
             _mm256_add_epi32(sum.high, _mm256_madd_epi16(pairs.high, both))};
 }
@@ -290,8 +298,9 @@ OCTAVO_INLINE __m256i dot4_half(__m256i sum, __m256i weight, __m256i all) {
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, even_values));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, odd_values));
 }
-OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, IntVec values) {
-    return {dot4_half(sum.low, weight.low, values.low), dot4_half(sum.high, weight.high, values.high)};
+OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
+    const __m256i all = _mm256_set1_epi32(bits_at(values));
+    return {dot4_half(sum.low, weight.low, all), dot4_half(sum.high, weight.high, all)};
 }
 OCTAVO_INLINE __m256 first_half(const bf16* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16));
@@ -381,10 +390,12 @@ OCTAVO_INLINE IntVec int_load(const uint8_t* p) {
     __builtin_memcpy(r.lane, p, sizeof(r.lane));
     return r;
 }
+OCTAVO_INLINE void int_store(uint8_t* p, IntVec a) { __builtin_memcpy(p, a.lane, sizeof(a.lane)); }
 OCTAVO_INLINE IntVec low_nibbles(IntVec a) { OCTAVO_INT_LANES(a.lane[i] & 0x0f0f0f0f); }
 OCTAVO_INLINE IntVec high_nibbles(IntVec a) { OCTAVO_INT_LANES((a.lane[i] >> 4) & 0x0f0f0f0f); }
 OCTAVO_INLINE IntVec byte_of(IntVec a, int j) { OCTAVO_INT_LANES((a.lane[i] >> 8 * j) & 255); }
 OCTAVO_INLINE Vec to_float(IntVec a) { OCTAVO_LANES(float(a.lane[i])); }
+OCTAVO_INLINE Vec as_float(IntVec a) { OCTAVO_LANES(float_of(uint32_t(a.lane[i]))); }
 OCTAVO_INLINE void store_int8(int8_t* p, Vec a) {
     for (int i = 0; i < int{kLanes}; ++i) p[i] = a.lane[i] == a.lane[i] ? int8_t(a.lane[i]) : int8_t{};
 }
@@ -415,10 +426,9 @@ OCTAVO_INLINE float reduce_max_magnitude(Vec a, Vec b) {
         }
     return float_of(most);
 }
-OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, IntVec values) {
+OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
     for (int i = 0; i < int{kLanes}; ++i)
-        for (int j = 0; j < 4; ++j)
-            sum.lane[i] += ((weight.lane[i] >> 8 * j) & 255) * int8_t(values.lane[i] >> 8 * j);
+        for (int j = 0; j < 4; ++j) sum.lane[i] += ((weight.lane[i] >> 8 * j) & 255) * values[j];
     return sum;
 }
 OCTAVO_INLINE Vec load_first(const bf16* p) { OCTAVO_LANES(float_of(uint32_t(p[2 * i].bits) << 16)); }
@@ -438,12 +448,6 @@ OCTAVO_INLINE void store(f8* p, Vec a) {
     }
 }
 OCTAVO_INLINE void store(int8_t* p, Vec a) { store_int8(p, a); }
-// The same four bytes in every lane.
-OCTAVO_INLINE IntVec int_broadcast(const int8_t* p) {
-    int32_t quad;
-    __builtin_memcpy(&quad, p, 4);
-    return int_set1(quad);
-}
 
 // The first n lanes; the others are zero, and memory behind them is not touched.
 template <class T>

@@ -78,6 +78,9 @@ OCTAVO_INLINE void store(f16* p, Vec a) {
 
 OCTAVO_INLINE IntVec int_set1(int32_t x) { OCTAVO_QUARTERS((void(i), vdupq_n_s32(x))); }
 OCTAVO_INLINE IntVec int_load(const uint8_t* p) { OCTAVO_QUARTERS(vreinterpretq_s32_u8(vld1q_u8(p + 16 * i))); }
+OCTAVO_INLINE void int_store(uint8_t* p, IntVec a) {
+    for (int i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, vreinterpretq_u8_s32(a.quarter[i]));
+}
 OCTAVO_INLINE IntVec low_nibbles(IntVec a) { OCTAVO_QUARTERS(vandq_s32(a.quarter[i], vdupq_n_s32(0x0f0f0f0f))); }
 OCTAVO_INLINE IntVec high_nibbles(IntVec a) {
     OCTAVO_QUARTERS(vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(a.quarter[i]), 4)));
@@ -86,6 +89,7 @@ OCTAVO_INLINE IntVec byte_of(IntVec a, int j) {
     OCTAVO_QUARTERS(vandq_s32(vshlq_s32(a.quarter[i], vdupq_n_s32(-8 * j)), vdupq_n_s32(255)));
 }
 OCTAVO_INLINE Vec to_float(IntVec a) { OCTAVO_QUARTERS(vcvtq_f32_s32(a.quarter[i])); }
+OCTAVO_INLINE Vec as_float(IntVec a) { OCTAVO_QUARTERS(vreinterpretq_f32_s32(a.quarter[i])); }
 
 // Sixteen integers below 2^15 as words; NaN is 0.
 struct Words {
@@ -121,9 +125,9 @@ OCTAVO_INLINE int32x4_t dot4_quarter(int32x4_t sum, int16x8_t weight, int16x8_t 
     sum = vpadalq_s16(sum, vmulq_s16(even, vshrq_n_s16(vshlq_n_s16(values, 8), 8)));
     return vpadalq_s16(sum, vmulq_s16(odd, vshrq_n_s16(values, 8)));
 }
-OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, IntVec values) {
-    OCTAVO_QUARTERS(dot4_quarter(sum.quarter[i], vreinterpretq_s16_s32(weight.quarter[i]),
-                                 vreinterpretq_s16_s32(values.quarter[i])));
+OCTAVO_INLINE IntVec dot4(IntVec sum, IntVec weight, const int8_t* values) {
+    const int16x8_t all = vreinterpretq_s16_s32(vdupq_n_s32(bits_at(values)));
+    OCTAVO_QUARTERS(dot4_quarter(sum.quarter[i], vreinterpretq_s16_s32(weight.quarter[i]), all));
 }
 OCTAVO_INLINE float reduce_add(Vec a) {
     const float32x4_t sum = vaddq_f32(vaddq_f32(a.quarter[0], a.quarter[2]), vaddq_f32(a.quarter[1], a.quarter[3]));

@@ -103,13 +103,18 @@ def _columns(scales: torch.Tensor, group: int, num_cols: int) -> torch.Tensor:
     return scales.float().repeat_interleave(group, dim=1)[:, :num_cols]
 
 
+LARGEST_ACTIVATION = 2.0**110
+"""Of those that are rounded to eight bits: kernels multiply their scale by 1.5 · 2²³."""
+
+
 def round_to_int8(x: torch.Tensor, block: int) -> torch.Tensor:
     """x [T, K] float32, rounded to what eight bits hold: of each `block` columns the largest magnitude becomes 127.
 
-    A block that holds a NaN or an infinity becomes NaN.
+    A block that holds a NaN, an infinity or a magnitude beyond 2^110 becomes NaN.
     """
     num_tokens, num_cols = x.shape
     blocks = F.pad(x, (0, -num_cols % block)).view(num_tokens, -1, block)
-    scale = blocks.abs().amax(dim=-1, keepdim=True) / 127
+    largest = blocks.abs().amax(dim=-1, keepdim=True)
+    scale = largest / 127
     rounded = torch.where(scale > 0, (blocks / scale).round() * scale, torch.zeros_like(blocks))
-    return torch.where(scale.isfinite(), rounded, torch.nan).view(num_tokens, -1)[:, :num_cols]
+    return torch.where(largest <= LARGEST_ACTIVATION, rounded, torch.nan).view(num_tokens, -1)[:, :num_cols]

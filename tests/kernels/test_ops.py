@@ -100,7 +100,7 @@ def test_activations_that_eight_bits_hold_are_multiplied_as_they_are(ops: Ops) -
         assert_within(actual, Expected(expected.value, terms))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -(2.0**111)])
 def test_a_row_that_eight_bits_cannot_hold_is_nan_and_no_other_is(ops: Ops, bad: float) -> None:
     for form in (INT8, FORMS[0]):
         packed = ops.pack_quantized(random_quantized(form, 40, 70))
