@@ -4,6 +4,7 @@ Run as `python -m octavo.engine.process` by `engine/launch.py`. Knows no text an
 watches its parent.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -218,6 +219,7 @@ def main(build: BuildEngine | None = None) -> int:
         channel.send(EngineReady(msgspec.structs.replace(info, start_seconds=seconds)))
         loop = EngineLoop(engine, channel)
         start_beating(Pulse(launch.folder), loop.progress, loop.is_idle)
+        gc.freeze()  # what the start made stays: no collection walks over it in the middle of a step
         loop.run()
     except Exception as error:
         channel.send(_failure(error))

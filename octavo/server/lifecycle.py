@@ -1,6 +1,7 @@
 """run: a server's life, from the start over being ready to its end by a signal or with the engine."""
 
 import asyncio
+import gc
 import json
 import logging
 import resource
@@ -158,6 +159,7 @@ class _Server:
             tool_format=find_tool_format(self._config.tool_call_parser, text.chat_template.source),
             reasoning_format=find_reasoning_format(self._config.reasoning_parser, text.chat_template.source),
         )
+        gc.freeze()  # what the start made stays: no collection walks over it while answers stream
         self._service.phase = Phase.READY
         self._announce(info.start_seconds, tokenizer_s)
 

@@ -1,6 +1,7 @@
 """What the benchmarks of the engine in this process share: its options, and loading it."""
 
 import argparse
+import gc
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.arguments import Parser, add_config_options, add_model_option, config_values, model_argument
@@ -32,4 +33,6 @@ def load(args: argparse.Namespace, **defaults: Any) -> "LLM":
     model = required_model(args)
     from octavo.llm import LLM
 
-    return LLM(model, **(defaults | config_values(args, EngineConfig)))
+    llm = LLM(model, **(defaults | config_values(args, EngineConfig)))
+    gc.freeze()  # as a server's engine does
+    return llm
