@@ -83,10 +83,10 @@ void embed(const EmbeddingQuantizedArgs& a, int64_t token) {
     }
 }
 
-// An integer below 2^22 in magnitude, added to these bits, makes the float 1.5 * 2^23 + the integer. So a dot product
-// that begins with them needs no conversion: one fma takes 1.5 * 2^23 off and multiplies by the scale, rounding once,
-// if that multiple of the scale is exact.
-constexpr int32_t kFloatBits = 0x4b400000;
+// 1.5 * 2^23: adding it rounds to an integer. And an integer below 2^22 in magnitude, added to its bits, makes the float
+// kShift + the integer. So a dot product that begins with them needs no conversion: one fma takes kShift off and
+// multiplies by the scale, rounding once, if that multiple of the scale is exact.
+constexpr float kShift = 0x1.8p23f;
 static_assert(kQuantBlock * 255 * 127 < 1 << 22);
 
 // Scale: the largest magnitude becomes 127. A block with a NaN, an infinity or what is nearly one (beyond 2^110) gets a
@@ -96,7 +96,7 @@ OCTAVO_INLINE void quantize_block(const T* x, int64_t count, const QuantizedForm
     const Vec low = load(x, count), high = count > kLanes ? load(x + kLanes, count - kLanes) : set1(0.0f);
     const float largest = reduce_max_magnitude(low, high);
     const float inverse = largest > 0x1p-118f ? 127.0f / largest : 0.0f;  // below, it would overflow
-    const Vec shift = set1(0x1.8p23f);  // adding it rounds to an integer
+    const Vec shift = set1(kShift);
     const Vec low_rounded = sub(fma(low, set1(inverse), shift), shift);
     const Vec high_rounded = sub(fma(high, set1(inverse), shift), shift);
     store_int8(out.values, low_rounded);
@@ -104,12 +104,12 @@ OCTAVO_INLINE void quantize_block(const T* x, int64_t count, const QuantizedForm
     const bool is_number = largest <= 0x1p110f;
     const float scale = float_of(bits_of(largest / 127.0f) & ~3u);  // so short that 1.5 times it is exact
     out.scale = is_number ? scale : __builtin_nanf("");
-    out.shift = out.scale * -0x1.8p23f;
+    out.shift = out.scale * -kShift;
     const bool one_group = form.group == kQuantBlock;
     const float sums[2] = {reduce_add(one_group ? add(low_rounded, high_rounded) : low_rounded),
                            one_group ? 0.0f : reduce_add(high_rounded)};
     for (int g = 0; g < 2; ++g) {
-        out.start[g] = kFloatBits - (is_number ? form.zero * int32_t(sums[g]) : 0);
+        out.start[g] = int32_t(bits_of(kShift)) - (is_number ? form.zero * int32_t(sums[g]) : 0);
         out.offset[g] = -sums[g] * out.scale;
     }
 }
