@@ -83,9 +83,9 @@ void embed(const EmbeddingQuantizedArgs& a, int64_t token) {
     }
 }
 
-// 1.5 * 2^23: adding it rounds to an integer. And an integer below 2^22 in magnitude, added to its bits, makes the float
-// kShift + the integer. So a dot product that begins with them needs no conversion: one fma takes kShift off and
-// multiplies by the scale, rounding once, if that multiple of the scale is exact.
+// Adding it rounds to an integer. And an integer below 2^22 in magnitude, added to its bits, makes the float kShift + the
+// integer. So a dot product that begins with them needs no conversion: one fma takes kShift off and multiplies by the
+// scale, rounding once, if that multiple of the scale is exact.
 constexpr float kShift = 0x1.8p23f;
 static_assert(kQuantBlock * 255 * 127 < 1 << 22);
 
