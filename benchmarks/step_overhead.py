@@ -17,7 +17,6 @@ from typing import Any
 
 from server_overhead import default_model
 
-import octavo.kernels.replay
 from octavo import LLM, SamplingParams
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.messages import AddRequest
@@ -59,12 +58,6 @@ def main() -> None:
     for name, value in vars(_cpu).items():
         if callable(value) and not inspect.isclass(value):
             setattr(_cpu, name, clock.timed("native", value))
-
-    class TimedRecording(_cpu.Recording):
-        def replay(self, num_rows: int, num_requests: int, /) -> None:
-            clock.timed("native", super().replay)(num_rows, num_requests)
-
-    octavo.kernels.replay.Recording = TimedRecording  # type: ignore[misc]
     llm = LLM(args.model, use_tqdm=False, enforce_eager=args.enforce_eager, enable_prefix_caching=False)
     engine = llm.engine
     engine.scheduler.schedule = clock.timed("schedule", engine.scheduler.schedule)  # type: ignore[method-assign]

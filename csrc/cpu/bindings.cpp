@@ -4,9 +4,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -227,6 +229,14 @@ void bind_paged_attention(uintptr_t q, uintptr_t cache, int64_t num_blocks, int6
     paged_attention(args);
 }
 
+void bind_replay(const std::vector<std::tuple<const Recording*, int64_t, int64_t>>& recordings) {
+    nb::gil_scoped_release release;
+    std::vector<Recording::Run> runs;
+    for (const auto& [recording, num_rows, num_requests] : recordings)
+        runs.push_back({recording, {num_rows, num_requests}});
+    Recording::replay(runs);
+}
+
 // The tables and arrays of octavo/kernels/step_inputs.py, by address; CpuOps.step_filler keeps them alive.
 class StepFiller {
 public:
@@ -348,13 +358,8 @@ NB_MODULE(_cpu, m) {
         })
         .def("begin", &Recording::begin, "Ops that this thread calls from now on are recorded, not run.")
         .def("end", [](Recording&) { Recording::end(); })
-        .def("__len__", &Recording::num_ops)
-        .def(
-            "replay",
-            [](const Recording& self, int64_t num_rows, int64_t num_requests) {
-                self.replay({num_rows, num_requests});
-            },
-            nb::call_guard<nb::gil_scoped_release>(), "Run all ops; IndexError for an index outside its tensor.");
+        .def("__len__", &Recording::num_ops);
+    m.def("replay", &bind_replay, "Run all ops of each (recording, rows, requests); IndexError for an index outside its tensor.");
     nb::class_<StepFiller>(m, "StepFiller", "Fills in a step's inputs from a batch's rows.")
         .def(nb::init<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, const std::vector<uintptr_t>&,
                       const std::vector<uintptr_t>&, const std::vector<uintptr_t>&, int64_t, int64_t, int64_t>())

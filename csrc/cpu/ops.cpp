@@ -229,6 +229,11 @@ void attend_within(OpScope& scope, EncoderAttentionArgs a) {
     active_table().paged_attention(args);
 }
 
+void draw_rows(OpScope& scope, SampleArgs args) {
+    args.sums = static_cast<double*>(scope.workspace(args.num_rows * num_sum_blocks(args.vocab_size) * sizeof(double)));
+    active_table().sample_rows(args);
+}
+
 template <class Fn>
 double seconds(Fn fn) {
     const auto start = std::chrono::steady_clock::now();
@@ -239,13 +244,7 @@ double seconds(Fn fn) {
 }  // namespace
 
 void encoder_attention(EncoderAttentionArgs args) { run(args, &attend_within); }
-
-// Never part of a recording: its rows' parameters differ from step to step.
-void sample_rows(SampleArgs args) {
-    OpScope scope;
-    args.sums = static_cast<double*>(scope.workspace(args.num_rows * num_sum_blocks(args.vocab_size) * sizeof(double)));
-    active_table().sample_rows(args);
-}
+void sample_rows(SampleArgs args) { run(args, &draw_rows); }
 
 double time_fma(int64_t num_units) {
     OpScope scope;

@@ -67,23 +67,33 @@ void Recording::add(const Check& any) {
     if (std::find(checks_.begin(), checks_.end(), any) == checks_.end()) checks_.push_back(any);
 }
 
-void Recording::replay(StepSize size) const {
+void Recording::check(StepSize size) const {
     if (size.num_rows < 0 || size.num_rows > most_.num_rows || size.num_requests < 0 ||
         size.num_requests > most_.num_requests)
         throw std::out_of_range("a step of " + std::to_string(size.num_rows) + " rows and " +
                                 std::to_string(size.num_requests) + " requests was recorded for " +
                                 std::to_string(most_.num_rows) + " and " + std::to_string(most_.num_requests));
-    for (const Check& any : checks_) std::visit([&](const auto& c) { check(resized(c, size)); }, any);
+    for (const Check& any : checks_) std::visit([&](const auto& c) { octavo::check(resized(c, size)); }, any);
+}
+
+void Recording::replay(const std::vector<Run>& runs) {
+    for (const Run& run : runs) run.recording->check(run.size);
+    std::vector<Matrix> matrices;  // in the order in which they are read
+    for (const Run& run : runs)
+        for (const Entry& entry : run.recording->ops_)
+            if (entry.matrix.data) matrices.push_back(entry.matrix);
+    matrices.push_back({nullptr, 0});
     OpScope scope;
-    auto ahead = ops_.begin();  // the next op that reads a matrix
-    for (auto entry = ops_.begin(); entry != ops_.end(); ++entry) {
-        if (ahead <= entry) {
-            ahead = std::find_if(entry + 1, ops_.end(), [](const Entry& later) { return later.matrix.data; });
-            if (ahead != ops_.end()) scope.read_ahead(ahead->matrix.data, ahead->matrix.num_bytes);
+    auto next = matrices.begin();
+    scope.read_ahead(next->data, next->num_bytes);
+    for (const Run& run : runs)
+        for (const Entry& entry : run.recording->ops_) {
+            if (entry.matrix.data) {
+                ++next;
+                scope.read_ahead(next->data, next->num_bytes);
+            }
+            entry.op(scope, *run.recording, run.size);
         }
-        entry->op(scope, *this, size);
-    }
-    scope.read_ahead(nullptr, 0);
 }
 
 Recording::Matrix matrix_of(const LinearArgs& a) {
@@ -114,6 +124,7 @@ Counts counts(GatherRowsArgs& a) { return {&a.num_rows, nullptr}; }
 Counts counts(RopeWriteKVArgs& a) { return {&a.num_tokens, nullptr}; }
 Counts counts(AttentionArgs& a) { return {nullptr, &a.num_requests}; }
 Counts counts(EncoderAttentionArgs& a) { return {&a.num_tokens, &a.num_requests}; }
+Counts counts(SampleArgs& a) { return {&a.num_rows, nullptr}; }
 Counts counts(IndexCheck& c) { return {&c.num_rows, nullptr}; }
 Counts counts(StartsCheck& c) { return {&c.num_rows, &c.num_requests}; }
 Counts counts(AttentionCheck& c) { return {&c.num_rows, &c.num_requests}; }

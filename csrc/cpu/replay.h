@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -66,8 +67,14 @@ public:
     void add(const Check& check);
     int64_t num_ops() const { return static_cast<int64_t>(ops_.size()); }
 
-    // Throws std::out_of_range for more than was recorded, and for an index that leads outside its tensor.
-    void replay(StepSize size) const;
+    // A recording and what it is to be replayed for.
+    struct Run {
+        const Recording* recording;
+        StepSize size;
+    };
+    // One after the other. Throws std::out_of_range, before any op runs, for more than was recorded and for an index that
+    // leads outside its tensor.
+    static void replay(const std::vector<Run>& runs);
 
     // `args` for `size` rows and requests.
     template <class Args>
@@ -81,6 +88,8 @@ private:
         Op op;
         Matrix matrix;
     };
+
+    void check(StepSize size) const;
 
     StepSize most_;
     std::vector<Entry> ops_;
@@ -107,6 +116,7 @@ Counts counts(GatherRowsArgs&);
 Counts counts(RopeWriteKVArgs&);
 Counts counts(AttentionArgs&);
 Counts counts(EncoderAttentionArgs&);
+Counts counts(SampleArgs&);
 Counts counts(IndexCheck&);
 Counts counts(StartsCheck&);
 Counts counts(AttentionCheck&);

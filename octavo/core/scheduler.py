@@ -217,9 +217,10 @@ class Scheduler:
         for request_id, rows in prompt_logprobs.items():
             if (kept := self._requests[request_id].prompt_logprobs) is not None:
                 kept += rows
-        for request_id, message in self._with_forks(result.failed, result.request_ids).items():
-            self._kv.forget_prefixes(self._requests[request_id])
-            deltas += self._fail(self._requests[request_id], message)
+        if result.failed:
+            for request_id, message in self._with_forks(result.failed, result.request_ids).items():
+                self._kv.forget_prefixes(self._requests[request_id])
+                deltas += self._fail(self._requests[request_id], message)
         for request_id, token_ids, logprobs in zip(
             result.request_ids, result.sampled_token_ids, result.logprobs, strict=True
         ):
@@ -234,7 +235,9 @@ class Scheduler:
             if request.finish_reason is None:
                 deltas.append(self._accept_embedding(request, embedding))
         self._retire(scheduler_output)
-        return deltas + self._fail_unfitting()
+        if self._kv.tier.is_closed:
+            deltas += self._fail_unfitting()
+        return deltas
 
     def fail_step(self, scheduler_output: SchedulerOutput, message: str) -> list[RequestDelta]:
         """End a step that raised, with every request that depends on it: those in it, and those in later steps that
@@ -524,8 +527,6 @@ class Scheduler:
 
     def _fail_unfitting(self) -> list[RequestDelta]:
         """Fail requests that are longer than the pool, when the tier has failed that was to hold their rest."""
-        if not self._kv.tier.is_closed:
-            return []
         going_on = [request for request in self._requests.values() if request.finish_reason is None]
         unfitting = [request for request in going_on if self._kv.is_long(request)]
         return [
@@ -542,7 +543,7 @@ class Scheduler:
 
     def _with_forks(self, failed: Mapping[int, str], request_ids: Sequence[int]) -> dict[int, str]:
         """With those requests that began where a failed one's prompt ends."""
-        origins = {request_id: self._requests[request_id].forked_from for request_id in request_ids} if failed else {}
+        origins = {request_id: self._requests[request_id].forked_from for request_id in request_ids}
         forks = {i: origin.request_id for i, origin in origins.items() if origin is not None}
         return {**failed, **{i: failed[origin_id] for i, origin_id in forks.items() if origin_id in failed}}
 

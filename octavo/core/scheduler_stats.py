@@ -1,14 +1,13 @@
 """SchedulerStats: what the scheduler tells those that watch it. Plain data."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from octavo.core.step import FinishReason
 
 __all__ = ["SchedulerStats"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStats:
+class SchedulerStats(Struct, frozen=True, kw_only=True, gc=False):
     """The state now, and totals since the start. num_received = num_waiting + num_running + sum of num_finished."""
 
     num_waiting: int

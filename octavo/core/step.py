@@ -4,8 +4,9 @@ Ints, lists and tuples only, small enough to send to another process each step. 
 and appends what it samples, so a decode step carries no token at all.
 """
 
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+from msgspec import Struct, field
 
 from octavo.sampling_params import SamplingParams
 
@@ -28,8 +29,7 @@ TokenMask = bytes | memoryview
 until what was sampled under it is accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewRequest:
+class NewRequest(Struct, frozen=True, gc=False):
     """What the runner must know of a request the first time it is scheduled."""
 
     request_id: int
@@ -45,8 +45,7 @@ class NewRequest:
     """Of a beam: how many most likely tokens are reported at each position, for others to choose from."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
+class SchedulerOutput(Struct, frozen=True, gc=False):
     """One step's work. The lists named in the first group have one entry a scheduled request, in batch order."""
 
     step_id: int
@@ -83,8 +82,7 @@ class SchedulerOutput:
         return sum(self.num_scheduled_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(Struct, frozen=True, gc=False):
     """Natural-log probabilities at one position, from the raw logits: before temperature, penalties and filters."""
 
     logprob: float
@@ -95,8 +93,7 @@ class TokenLogprobs:
     """(token id, logprob), most likely first; as many as the request asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRunnerOutput:
+class ModelRunnerOutput(Struct, frozen=True, gc=False):
     """What one step sampled. Lists have one entry for each request of the step whose `samples` was true, in order."""
 
     request_ids: list[int]
@@ -121,6 +118,11 @@ class ModelRunnerOutput:
 class TokenMasks(Protocol):
     """The late inputs of a step: which tokens structured output allows, computed while the device works."""
 
+    @property
+    def are_wanted(self) -> bool:
+        """Whether any request of the engine is constrained."""
+        ...
+
     def wait(self, request_ids: list[int]) -> tuple[dict[int, TokenMask], dict[int, str]]:
         """The masks of those requests that are constrained, and why a mask could not be had."""
         ...
@@ -144,8 +146,7 @@ class Executor(Protocol):
     def submit(self, scheduler_output: SchedulerOutput) -> StepHandle: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDelta:
+class RequestDelta(Struct, frozen=True, gc=False):
     """What one step adds to a request, as it leaves the engine. The last one carries a `finish_reason`."""
 
     request_id: int

@@ -4,7 +4,9 @@ Knows which requests are a search's beams; the choice is `core/beam_search.py`'s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from octavo.core.beam_search import BeamSearch
 from octavo.core.scheduler import Scheduler
@@ -80,7 +82,7 @@ class BeamSearches:
             return []
         self.close(ids[0])
         return [
-            replace(
+            structs.replace(
                 self._scheduler.end(request_id, hypothesis.finish_reason, hypothesis.beam.token_ids),
                 logprobs=opened.shown(hypothesis.beam.logprobs),
                 score=hypothesis.score,

@@ -64,9 +64,13 @@ class Grammars:
         self._matchers.pop(request_id, None)
         return self._errors.pop(request_id, None)
 
+    @property
+    def are_built(self) -> bool:
+        """Whether `take_built` has something to tell."""
+        return not self._built.empty()
+
     def take_built(self) -> list[tuple[int, OctavoError | None]]:
         """Requests whose grammar was built since the last call, or why it could not be."""
-        self._has_news.clear()
         built = []
         while not self._built.empty():
             built.append(self._built.get())
@@ -74,7 +78,8 @@ class Grammars:
 
     def wait_built(self, timeout_s: float) -> None:
         """Sleep until `take_built` has something to tell, or until the time is over."""
-        self._has_news.wait(timeout_s)
+        if self._has_news.wait(timeout_s):
+            self._has_news.clear()
 
     def _build(self, request_id: int, structure: StructuredOutputs) -> None:
         if request_id not in self._open:
@@ -98,6 +103,10 @@ class Grammars:
             return self._compiler
 
     # ---- the runner's side: octavo.core.step.TokenMasks
+
+    @property
+    def are_wanted(self) -> bool:
+        return bool(self._matchers)
 
     def wait(self, request_ids: list[int]) -> tuple[dict[int, TokenMask], dict[int, str]]:
         if self._advancing is not None:

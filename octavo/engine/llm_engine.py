@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
+from msgspec import structs
+
 from octavo.core.beam_search import BeamSearch
 from octavo.core.request import Request, RequestLimits
 from octavo.core.scheduler import Scheduler
@@ -154,7 +156,7 @@ class LLMEngine:
     def step(self) -> list[RequestDelta]:
         """Submit steps until as many are in flight as allowed, then return the oldest one's deltas, and those of
         requests that never came so far. While all requests wait for their grammars it sleeps, for a little."""
-        refusals = self._take_built_grammars()
+        refusals = self._take_built_grammars() if self.grammars.are_built else []
         while len(self._in_flight) < self.max_steps_in_flight:
             scheduler_output = self.scheduler.schedule()
             if scheduler_output.is_empty:
@@ -175,7 +177,7 @@ class LLMEngine:
                 self.scheduler.make_ready(request_id)
                 continue
             is_invalid = isinstance(error, InvalidRequestError)
-            deltas += (replace(d, is_invalid=is_invalid) for d in self.scheduler.fail(request_id, str(error)))
+            deltas += (structs.replace(d, is_invalid=is_invalid) for d in self.scheduler.fail(request_id, str(error)))
         return self._closed(deltas)
 
     def _complete_oldest(self) -> list[RequestDelta]:
@@ -193,7 +195,7 @@ class LLMEngine:
         deltas = self.beam_searches.collect(deltas)
         for i, delta in enumerate(deltas):
             if delta.finish_reason is not None and self.grammars.close(delta.request_id) is not None:
-                deltas[i] = replace(delta, is_invalid=True)
+                deltas[i] = structs.replace(delta, is_invalid=True)
         return deltas
 
     def take_started(self) -> list[int]:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch.overrides import TorchFunctionMode
 
-from octavo.kernels._cpu import Recording
+from octavo.kernels import _cpu
 
-__all__ = ["Arena", "Replay", "record"]
+__all__ = ["Arena", "Replay", "record", "run_replays"]
 
 Pages = npt.NDArray[np.uint8]
 FACTS = frozenset(["__get__", "data_ptr", "dim", "is_contiguous", "numel", "size", "stride"])
@@ -87,21 +87,26 @@ def _address(tensor: torch.Tensor) -> int:
 class Replay:
     """A recorded computation. `result` has as many rows as were recorded for."""
 
-    def __init__(self, recording: Recording, result: torch.Tensor, arena: Arena) -> None:
+    def __init__(self, recording: _cpu.Recording, result: torch.Tensor, arena: Arena) -> None:
         self.result = result
-        self._recording = recording
+        self.recording = recording
         self._arena = arena  # the recording has its addresses
 
     def __len__(self) -> int:
         """Its ops."""
-        return len(self._recording)
+        return len(self.recording)
 
     def run(self, num_rows: int, num_requests: int) -> None:
         """Compute the first rows of `result`, which hold until the next replay in the arena.
 
         Raises IndexError for an index that leads outside its tensor.
         """
-        self._recording.replay(num_rows, num_requests)
+        run_replays((self, num_rows, num_requests))
+
+
+def run_replays(*runs: tuple[Replay, int, int]) -> None:
+    """`Replay.run` of each, in one native call: what is behind it is between steps, where nothing is in the caches."""
+    _cpu.replay([(replay.recording, num_rows, num_requests) for replay, num_rows, num_requests in runs])
 
 
 def record(compute: Callable[[], torch.Tensor], num_rows: int, num_requests: int, arena: Arena) -> Replay:
@@ -110,7 +115,7 @@ def record(compute: Callable[[], torch.Tensor], num_rows: int, num_requests: int
     Its inputs are tensors of `num_rows` rows, or of one row for each of `num_requests` requests, whose memory later
     holds the inputs of each replay. Raises RuntimeError for a computation that is torch's own.
     """
-    recording = Recording(num_rows, num_requests)
+    recording = _cpu.Recording(num_rows, num_requests)
     recording.begin()
     try:
         with _ResultsIn(arena):

@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kernels.sampling import SAMPLE_ROW, SampleRows
+
 __all__ = ["BatchTables", "ReferenceFiller", "StepArrays", "StepFiller", "StepInputs"]
 
 Int32Array = npt.NDArray[np.int32]
@@ -37,6 +39,7 @@ class StepArrays:
     logits_rows: Int32Array  # [R]: of each request that samples, the index of its last token among the step's
     sampled_rows: Int32Array  # [R]: likewise its row in the batch
     sampled_positions: Int32Array  # [R]: and the position of the token that is sampled
+    draws: SampleRows  # [R]: and what its token is drawn by; then the token
 
     @classmethod
     def make(cls, num_tokens: int, num_requests: int, num_groups: int, num_blocks: int) -> "StepArrays":
@@ -51,7 +54,12 @@ class StepArrays:
             tuple(zeros(num_tokens) for _ in range(num_groups)),
             tuple(zeros(num_requests, num_blocks) for _ in range(num_groups)),
             zeros(num_requests + 1),
-            *(zeros(num_requests) for _ in range(5)),
+            seq_lens=zeros(num_requests),
+            rows=zeros(num_requests),
+            logits_rows=zeros(num_requests),
+            sampled_rows=zeros(num_requests),
+            sampled_positions=zeros(num_requests),
+            draws=np.zeros(num_requests, SAMPLE_ROW),
         )
 
 
@@ -107,6 +115,10 @@ class StepInputs:
     @property
     def sampled_positions(self) -> Int32Array:  # [S]
         return self.arrays.sampled_positions[: self.num_sampled]
+
+    @property
+    def draws(self) -> SampleRows:  # [S]
+        return self.arrays.draws[: self.num_sampled]
 
 
 class StepFiller(Protocol):

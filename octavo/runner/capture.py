@@ -3,6 +3,7 @@
 Knows models and a step's inputs; nothing of requests or sampling.
 """
 
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import numpy as np
@@ -23,18 +24,23 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class Forward(Protocol):
-    """The model's part of a step. What it returns holds until it is called again, and may be written over."""
+    """The model's part of a step. What a method returns holds until it is called again, and may be written over."""
 
-    def run(self, inputs: StepInputs) -> None:
-        """Compute the step's hidden states."""
+    def run(self, inputs: StepInputs, draws: bool = False) -> None:
+        """Compute the step's hidden states and, of a decoder, the logits of the tokens from which one is sampled; then,
+        if `draws`, fill in `inputs.draws`, which overwrites the logits."""
         ...
 
     def hidden_states(self) -> torch.Tensor:
         """Those of the last step: [T, H]."""
         ...
 
+    def sampled_logits(self) -> Float32Array:
+        """Those that `run` has computed: [S, V]."""
+        ...
+
     def logits(self, tokens: Int32Array) -> Float32Array:
-        """Logits [S, V] of the last step's tokens with these indices [S]; of a decoder only."""
+        """Logits [B, V] of others, with these indices [B] among the last step's; BLOCK of them at most."""
         ...
 
 
@@ -47,29 +53,43 @@ def make_forward(
     arrays: StepArrays,
 ) -> Forward:
     """Replayed where ops can be recorded and --enforce-eager does not forbid it. `arrays` hold every step's inputs."""
-    eager = EagerForward(model, ops, getattr(torch, config.dtype), kv_caches, device)
+    eager = EagerForward(model, ops, getattr(torch, config.dtype), kv_caches, device, samples=config.pooling is None)
     if config.enforce_eager or config.provider != "cpu":
         return eager
-    return ReplayedForward(eager, config, arrays)
+    return ReplayedForward(eager, arrays)
 
 
 class EagerForward:
     def __init__(
-        self, model: Encoder, ops: Ops, dtype: torch.dtype, kv_caches: list[torch.Tensor], device: torch.device
+        self,
+        model: Encoder,
+        ops: Ops,
+        dtype: torch.dtype,
+        kv_caches: list[torch.Tensor],
+        device: torch.device,
+        samples: bool,
     ) -> None:
         self.model = model
         self.ops = ops
         self.dtype = dtype
         self.kv_caches = kv_caches
         self.device = device
+        self.samples = samples
 
     @torch.inference_mode()
-    def run(self, inputs: StepInputs) -> None:
+    def run(self, inputs: StepInputs, draws: bool = False) -> None:
         self._context = step_context(self.ops, self.dtype, inputs, self.kv_caches, self.device)
         self._hidden_states = self.model(_to_device(inputs.input_ids, self.device), self._context)
+        if self.samples:
+            self._sampled_logits = self.logits(inputs.logits_rows)
+        if draws:
+            self.ops.sample_rows(self._sampled_logits, inputs.draws)
 
     def hidden_states(self) -> torch.Tensor:
         return self._hidden_states
+
+    def sampled_logits(self) -> Float32Array:
+        return self._sampled_logits
 
     @torch.inference_mode()
     def logits(self, tokens: Int32Array) -> Float32Array:
@@ -87,36 +107,59 @@ class ReplayedForward:
     """
 
     @torch.inference_mode()
-    def __init__(self, eager: EagerForward, config: ResolvedConfig, arrays: StepArrays) -> None:
-        from octavo.kernels.replay import Arena, record
+    def __init__(self, eager: EagerForward, arrays: StepArrays) -> None:
+        from octavo.kernels.replay import Arena, Replay, record, run_replays
 
+        self._run_replays = run_replays
         self._eager = eager
-        self._num_tokens = 0
-        num_tokens, num_requests = len(arrays.positions), len(arrays.seq_lens)
-        arena = Arena()
         self._arrays = arrays
-        self._rows = np.zeros(max(num_requests, BLOCK), dtype=np.int32)
+        self._num_tokens = self._num_sampled = 0
+        num_requests = len(arrays.seq_lens)
+        arena = Arena()
         ctx = step_context(eager.ops, eager.dtype, arrays, eager.kv_caches, eager.device)
-        ids, rows = torch.from_numpy(arrays.input_ids), torch.from_numpy(self._rows)
-        self._hidden_states = record(lambda: eager.model(ids, ctx), num_tokens, num_requests, arena)
-        if config.pooling is None:
-            model, hidden_states = cast(CausalLM, eager.model), self._hidden_states.result
-            self._logits = record(lambda: model.logits(hidden_states, rows, ctx), len(rows), num_requests, arena)
-            self._logits_array: Float32Array = self._logits.result.numpy()
 
-    def run(self, inputs: StepInputs) -> None:
+        def recorded(num_rows: int, compute: Callable[[], torch.Tensor]) -> Replay:
+            return record(compute, num_rows, num_requests, arena)
+
+        ids = torch.from_numpy(arrays.input_ids)
+        self._hidden_states = recorded(len(ids), lambda: eager.model(ids, ctx))
+        if not eager.samples:
+            return
+        self._other_rows = np.zeros(BLOCK, dtype=np.int32)
+        model, hidden_states = cast(CausalLM, eager.model), self._hidden_states.result
+        rows, other_rows = torch.from_numpy(arrays.logits_rows), torch.from_numpy(self._other_rows)
+        self._sampled_logits = recorded(num_requests, lambda: model.logits(hidden_states, rows, ctx))
+        self._other_logits = recorded(BLOCK, lambda: model.logits(hidden_states, other_rows, ctx))
+        self._sampled_array: Float32Array = self._sampled_logits.result.numpy()
+        self._other_array: Float32Array = self._other_logits.result.numpy()
+        self._draws = recorded(num_requests, self._draw)
+
+    def _draw(self) -> torch.Tensor:
+        self._eager.ops.sample_rows(self._sampled_array, self._arrays.draws)
+        return self._sampled_logits.result
+
+    def run(self, inputs: StepInputs, draws: bool = False) -> None:
         assert inputs.arrays is self._arrays
-        self._num_tokens = inputs.num_tokens
-        self._hidden_states.run(inputs.num_tokens, inputs.num_requests)
+        num_sampled = inputs.num_sampled
+        self._num_tokens, self._num_sampled = inputs.num_tokens, num_sampled
+        runs = [(self._hidden_states, inputs.num_tokens, inputs.num_requests)]
+        if num_sampled and self._eager.samples:
+            runs.append((self._sampled_logits, num_sampled, 0))
+            if draws:
+                runs.append((self._draws, num_sampled, 0))
+        self._run_replays(*runs)
 
     def hidden_states(self) -> torch.Tensor:
         return self._hidden_states.result[: self._num_tokens]
 
+    def sampled_logits(self) -> Float32Array:
+        return self._sampled_array[: self._num_sampled]
+
     def logits(self, tokens: Int32Array) -> Float32Array:
         num_rows = len(tokens)
-        self._rows[:num_rows] = tokens
-        self._logits.run(num_rows, 0)
-        return self._logits_array[:num_rows]
+        self._other_rows[:num_rows] = tokens
+        self._other_logits.run(num_rows, 0)
+        return self._other_array[:num_rows]
 
 
 def step_context(

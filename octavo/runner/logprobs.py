@@ -63,10 +63,13 @@ class PromptLogprobs:
     def remove(self, row: int) -> None:
         self._prompts.pop(row, None)
 
+    @property
+    def are_wanted(self) -> bool:
+        """Of any prompt at all."""
+        return bool(self._prompts)
+
     def compute(self, step: SchedulerOutput, inputs: StepInputs, logits_of: LogitsOf) -> dict[int, list[TokenLogprobs]]:
         """What the step adds, by request. A prompt whose logits are not finite has NaN in its last entry."""
-        if not self._prompts:
-            return {}
         result = {}
         for index, request_id in enumerate(step.request_ids):
             prompt = self._prompts.get(int(inputs.rows[index]))

@@ -53,7 +53,7 @@ class ModelRunner:
         )
         self.forward = make_forward(model, ops, config, self.kv_caches, device, arrays)
         self.batch = InputBatch(ops, arrays, config.max_model_len, config.block_size)
-        self.sampler = Sampler(model_config.vocab_size, ops)
+        self.sampler = Sampler(model_config.vocab_size, ops, arrays.draws)
         self.prompt_logprobs = PromptLogprobs()
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -66,12 +66,16 @@ class ModelRunner:
         inputs = self.batch.prepare(step)
         if self.tier is not None:
             self.tier.populate(_blocks_read(inputs, self.batch.block_size))
-        self.forward.run(inputs)
-        prompt_logprobs = self.prompt_logprobs.compute(step, inputs, self.forward.logits)
+        draws = self.sampler.prepare(inputs.sampled_rows.tolist(), inputs.sampled_positions)
+        draws &= self.masks is None or not self.masks.are_wanted
         request_ids = step.request_ids
         if inputs.num_sampled < inputs.num_requests:
             request_ids = list(compress(request_ids, step.samples))
-        sampled = self._sample(request_ids, inputs, self.forward.logits(inputs.logits_rows))
+        self.forward.run(inputs, draws)  # what comes before it is in the caches, what comes after is not
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        if self.prompt_logprobs.are_wanted:
+            prompt_logprobs = self.prompt_logprobs.compute(step, inputs, self.forward.logits)
+        sampled = self.sampler.drawn() if draws else self._sample(request_ids, self.forward.sampled_logits())
         self.batch.append(sampled.token_ids)
         return _output(request_ids, sampled, prompt_logprobs, copied, time.perf_counter() - start)
 
@@ -83,16 +87,13 @@ class ModelRunner:
         copy_blocks(self.kv_caches, within)
         return copied
 
-    def _sample(self, request_ids: list[int], inputs: StepInputs, logits: npt.NDArray[np.float32]) -> SampledTokens:
+    def _sample(self, request_ids: list[int], logits: npt.NDArray[np.float32]) -> SampledTokens:
         """The step's second phase, with its late inputs."""
-        rows, positions = inputs.sampled_rows.tolist(), inputs.sampled_positions
         if self.masks is None:
-            return self.sampler.sample(logits, rows, positions)
+            return self.sampler.sample(logits)
         masks, errors = self.masks.wait(request_ids)
-        if not masks:
-            return self.sampler.sample(logits, rows, positions)
         by_place = {i: masks[request_id] for i, request_id in enumerate(request_ids) if request_id in masks}
-        sampled = self.sampler.sample(logits, rows, positions, by_place)
+        sampled = self.sampler.sample(logits, by_place)
         sampled.failed.update((i, errors[r]) for i, r in enumerate(request_ids) if r in errors)
         good = [i for i in by_place if i not in sampled.failed]
         self.masks.accept([request_ids[i] for i in good], [sampled.token_ids[i] for i in good])
@@ -124,7 +125,9 @@ def _output(
 ) -> ModelRunnerOutput:
     token_ids, logprobs = sampled.token_ids, sampled.logprobs
     failed = {request_ids[i]: message for i, message in sampled.failed.items()}
-    failed |= {i: FAILURES[NOT_FINITE] for i, entries in prompt_logprobs.items() if _has_nan(entries)}
+    if prompt_logprobs:
+        failed |= {i: FAILURES[NOT_FINITE] for i, entries in prompt_logprobs.items() if _has_nan(entries)}
+        prompt_logprobs = {i: entries for i, entries in prompt_logprobs.items() if i not in failed}
     if failed:
         good = [i for i, request_id in enumerate(request_ids) if request_id not in failed]
         token_ids, logprobs = [token_ids[i] for i in good], [logprobs[i] for i in good]
@@ -134,7 +137,7 @@ def _output(
         sampled_token_ids=[[token_id] for token_id in token_ids],
         logprobs=[None if entry is None else [entry] for entry in logprobs],
         failed=failed,
-        prompt_logprobs={i: entries for i, entries in prompt_logprobs.items() if i not in failed},
+        prompt_logprobs=prompt_logprobs,
         failed_copies=copied.failed,
         copy_s=copied.seconds,
         compute_s=compute_s,

@@ -57,11 +57,11 @@ class _Extra:
 
 
 class _Drawn:
-    """The numbers of one batch's rows, side by side, and views of what varies from step to step."""
+    """The numbers of one batch's rows, and views of what varies from step to step."""
 
     def __init__(self, rows: list[int], numbers: SampleRows) -> None:
         self.rows = rows
-        self.numbers = numbers[rows]
+        self.numbers = numbers
         self.positions = self.numbers["position"]
         self.masks = self.numbers["mask"]
         self.token_ids = self.numbers["token_id"]
@@ -71,9 +71,11 @@ class _Drawn:
 class Sampler:
     """Holds the sampling state of every request the runner knows, under the InputBatch's row numbers."""
 
-    def __init__(self, vocab_size: int, ops: Ops) -> None:
+    def __init__(self, vocab_size: int, ops: Ops, draws: SampleRows) -> None:
+        """draws [R]: where the numbers of the rows that sample in a step go."""
         self.vocab_size = vocab_size
         self._ops = ops
+        self._draws = draws
         self._rows: SampleRows = np.zeros(64, SAMPLE_ROW)
         self._extras: dict[int, _Extra] = {}
         self._drawn: _Drawn | None = None  # of the last step; the next one's is mostly the same
@@ -94,24 +96,33 @@ class Sampler:
     def remove(self, row: int) -> None:
         self._extras.pop(row, None)
 
-    def sample(
-        self,
-        logits: Float32Array,
-        rows: list[int],
-        positions: npt.NDArray[np.int32],
-        masks: Mapping[int, TokenMask] = NO_MASKS,
-    ) -> SampledTokens:
-        """logits [S, V], overwritten; rows [S]; positions [S]: of the tokens being sampled; masks of the constrained
-        ones, by their place among the S."""
-        drawn = self._draw_from(rows)
-        drawn.positions[:] = positions
+    def prepare(self, rows: list[int], positions: npt.NDArray[np.int32]) -> bool:
+        """Before the logits are there: fill in the numbers of these rows [S]; positions [S]: of the tokens being
+        sampled. Returns whether the op that draws is all that is left to do."""
+        if self._drawn is None or self._drawn.rows != rows:
+            numbers = self._draws[: len(rows)]
+            numbers[:] = self._rows[rows]
+            self._drawn = _Drawn(rows, numbers)
+        self._drawn.positions[:] = positions
+        return not self._extras or self._extras.keys().isdisjoint(rows)
+
+    def drawn(self) -> SampledTokens:
+        """What the op has drawn for the rows that were prepared."""
+        assert self._drawn is not None
+        return _sampled(self._drawn, {})
+
+    def sample(self, logits: Float32Array, masks: Mapping[int, TokenMask] = NO_MASKS) -> SampledTokens:
+        """Draw for the rows that were prepared. logits [S, V], overwritten; masks of the constrained ones, by their
+        place among the S."""
+        assert self._drawn is not None
+        drawn = self._drawn
         failed: dict[int, str] = {}
         extras = self._extras_of(drawn.rows) if self._extras else {}
         raw = {i: logits[i].copy() for i, extra in extras.items() if extra.num_logprobs is not None}
         for i, extra in extras.items():
             if not np.isfinite(logits[i].max()):  # a NaN wins
                 failed[i] = FAILURES[NOT_FINITE]
-            elif _process(logits[i], extra, int(positions[i]), masks.get(i)) and logits[i].max() == -np.inf:
+            elif _process(logits[i], extra, int(drawn.positions[i]), masks.get(i)) and logits[i].max() == -np.inf:
                 failed[i] = FAILURES[NOTHING_LEFT]
         if masks:
             drawn.masks[list(masks)] = [_address(mask, self.vocab_size) for mask in masks.values()]
@@ -120,29 +131,27 @@ class Sampler:
         finally:
             if masks:
                 drawn.masks[:] = 0
-        statuses, token_ids = drawn.statuses.tolist(), drawn.token_ids.tolist()
-        if any(statuses):
-            for i, status in enumerate(statuses):
-                if status:
-                    failed.setdefault(i, FAILURES[status])
-        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
+        sampled = _sampled(drawn, failed)
         for i, extra in extras.items():
-            token_id = token_ids[i]
+            token_id = sampled.token_ids[i]
             if extra.counts is not None:
                 extra.counts[token_id] += 1
             if extra.output is not None:
                 extra.output.append(token_id)
             if i in raw:
-                logprobs[i] = token_logprobs(raw[i], token_id, extra.num_logprobs or 0)
-        return SampledTokens(token_ids, logprobs, failed)
-
-    def _draw_from(self, rows: list[int]) -> _Drawn:
-        if self._drawn is None or self._drawn.rows != rows:
-            self._drawn = _Drawn(rows, self._rows)
-        return self._drawn
+                sampled.logprobs[i] = token_logprobs(raw[i], token_id, extra.num_logprobs or 0)
+        return sampled
 
     def _extras_of(self, rows: list[int]) -> dict[int, _Extra]:
         return {i: self._extras[row] for i, row in enumerate(rows) if row in self._extras}
+
+
+def _sampled(drawn: _Drawn, failed: dict[int, str]) -> SampledTokens:
+    """`failed`: before anything was drawn."""
+    statuses, token_ids = drawn.statuses.tolist(), drawn.token_ids.tolist()
+    if any(statuses):
+        failed = {i: FAILURES[status] for i, status in enumerate(statuses) if status} | failed
+    return SampledTokens(token_ids, [None] * len(token_ids), failed)
 
 
 def _extra(params: SamplingParams, request: NewRequest, vocab_size: int) -> _Extra | None:

@@ -1,10 +1,11 @@
 """The engine's process: its loop over fakes, its socket, and a real one behind a client."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import zmq
+from msgspec import structs
 
 from octavo.config import EngineConfig
 from octavo.core.scheduler_stats import SchedulerStats
@@ -52,7 +53,7 @@ class FakeEngine:
         return []
 
     def stats(self) -> SchedulerStats:
-        return replace(IDLE, num_running=len(self.open))
+        return structs.replace(IDLE, num_running=len(self.open))
 
     def progress(self) -> int:
         return 0
@@ -90,7 +91,7 @@ def test_a_turn_takes_messages_steps_and_reports() -> None:
     channel = FakeChannel([add(1, 5), add(2, 5)])
     EngineLoop(FakeEngine(), channel).turn()
     assert channel.sent == [
-        StepResult([RequestDelta(1, [1]), RequestDelta(2, [1])], replace(IDLE, num_running=2)),
+        StepResult([RequestDelta(1, [1]), RequestDelta(2, [1])], structs.replace(IDLE, num_running=2)),
     ]
 
 
@@ -126,7 +127,7 @@ def test_a_reader_that_is_behind_gets_several_steps_in_one_message() -> None:
     loop.turn()
     channel.has_room = True
     loop.turn()
-    assert channel.sent == [StepResult([RequestDelta(1, [n]) for n in (1, 2, 3)], replace(IDLE, num_running=1))]
+    assert channel.sent == [StepResult([RequestDelta(1, [n]) for n in (1, 2, 3)], structs.replace(IDLE, num_running=1))]
 
 
 def test_an_idle_engine_with_unsent_deltas_also_waits_for_room() -> None:

@@ -1,5 +1,6 @@
 """A captured step gives the bits of the eager one, in every model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ def load(folder: Path, **options: Any) -> LLM:
 
 
 def generated(llm: LLM) -> list[tuple[Any, ...]]:
-    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    """With log-probabilities, and without, where the captured step draws its tokens itself."""
+    plain = [replace(params, logprobs=None, prompt_logprobs=None) for params in PARAMS]
+    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False) + llm.generate(PROMPTS, plain, use_tqdm=False)
     return [(one.prompt_logprobs, one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from octavo.kernels.cpu import CpuOps
 from octavo.kernels.ops import Ops
-from octavo.kernels.replay import Arena, Replay, record
+from octavo.kernels.replay import Arena, Replay, record, run_replays
 from octavo.kernels.testing import KVInputs
 
 MOST = 40
@@ -49,6 +49,23 @@ def test_a_replay_has_the_bits_of_the_ops_for_fewer_rows(num_rows: int) -> None:
     x.normal_()
     assert len(replay) == 13
     assert torch.equal(rows(replay, num_rows, 0), compute(x[:num_rows]))
+
+
+def test_several_replays_are_one_call_and_nothing_runs_if_one_is_refused() -> None:
+    ops, x, indices = CpuOps(), torch.randn(MOST, 64), torch.zeros(3, dtype=torch.int32)
+    weight, arena = ops.pack(torch.randn(64, 64)), Arena()
+    first = record(lambda: ops.linear(x, weight, None, torch.float32), MOST, 3, arena)
+    second = record(lambda: ops.gather_rows(first.result, indices), 3, 3, arena)
+    indices.copy_(torch.tensor([4, 0, 9]))
+    run_replays((first, 10, 1), (second, 2, 0))
+    expected = ops.linear(x, weight, None, torch.float32)
+    assert torch.equal(first.result[:10], expected[:10])
+    assert torch.equal(second.result[:2], expected[[4, 0]])
+    first.result.zero_()
+    indices[1] = MOST
+    with pytest.raises(IndexError, match="40"):
+        run_replays((first, 10, 1), (second, 2, 0))
+    assert not first.result.any()
 
 
 def test_a_buffer_is_not_reused_while_a_view_of_it_is_read_later() -> None:

@@ -1,17 +1,19 @@
 """The sampler against its definition, written out for one row in plain numpy."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from octavo.core.step import NewRequest
+from octavo.core.step import NewRequest, TokenMask
 from octavo.kernels.ops import Ops
 from octavo.kernels.philox import uniform
 from octavo.kernels.provider import ProviderName, resolve_ops
-from octavo.runner.sampler import Sampler
+from octavo.kernels.sampling import SAMPLE_ROW
+from octavo.runner.sampler import NO_MASKS, SampledTokens, Sampler
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 3000  # more than the sampler's candidates, so that both of its paths are taken
@@ -29,10 +31,21 @@ class Provider:
 
 
 def _sampler(params: list[SamplingParams], prompt: list[int] | None = None, stop: tuple[int, ...] = ()) -> Sampler:
-    sampler = Sampler(VOCAB, Provider.ops)
+    sampler = Sampler(VOCAB, Provider.ops, np.zeros(4000, SAMPLE_ROW))
     for row, one in enumerate(params):
         sampler.add(row, NewRequest(row, prompt or [1, 2, 3], one, seed=100 + row, stop_token_ids=stop))
     return sampler
+
+
+def _sample(
+    sampler: Sampler,
+    logits: npt.NDArray[np.float32],
+    rows: list[int],
+    positions: npt.NDArray[np.int32],
+    masks: Mapping[int, TokenMask] = NO_MASKS,
+) -> SampledTokens:
+    sampler.prepare(rows, positions)
+    return sampler.sample(logits, masks)
 
 
 def _logits(rows: int, seed: int, spread: float = 3.0) -> npt.NDArray[np.float32]:
@@ -88,7 +101,7 @@ def test_a_drawn_token_is_the_definitions_for_the_same_noise(options: dict[str, 
     params = SamplingParams(**options)
     logits = _logits(40, seed=3)
     sampler = _sampler([params] * 40)
-    token_ids = sampler.sample(logits.copy(), [*range(40)], _positions(40)).token_ids
+    token_ids = _sample(sampler, logits.copy(), [*range(40)], _positions(40)).token_ids
     noise = uniform(np.arange(100, 140, dtype=np.uint64), np.zeros(40, np.uint32), np.full(40, 10, np.uint32))
     for row, token_id in enumerate(token_ids):
         kept = _kept_by_definition(logits[row], params)
@@ -109,7 +122,7 @@ def test_draws_follow_the_distribution() -> None:
     logits[0, :4] = np.log([0.1, 0.2, 0.3, 0.4])
     rows = 4000
     sampler = _sampler([SamplingParams()] * rows)
-    token_ids = sampler.sample(logits.repeat(rows, axis=0), [*range(rows)], _positions(rows)).token_ids
+    token_ids = _sample(sampler, logits.repeat(rows, axis=0), [*range(rows)], _positions(rows)).token_ids
     share = np.bincount(token_ids, minlength=4)[:4] / rows
     assert np.abs(share - [0.1, 0.2, 0.3, 0.4]).max() < 0.03
 
@@ -117,10 +130,10 @@ def test_draws_follow_the_distribution() -> None:
 def test_a_rows_result_does_not_depend_on_the_batch() -> None:
     params = [SamplingParams(**FILTERS[i % len(FILTERS)], logprobs=5) for i in range(48)]
     logits = _logits(48, seed=9)
-    together = _sampler(params).sample(logits.copy(), [*range(48)], _positions(48))
+    together = _sample(_sampler(params), logits.copy(), [*range(48)], _positions(48))
     sampler = _sampler(params)
     for row in range(48):
-        alone = sampler.sample(logits[row : row + 1].copy(), [row], _positions(1))
+        alone = _sample(sampler, logits[row : row + 1].copy(), [row], _positions(1))
         assert alone.token_ids[0] == together.token_ids[row]
         assert alone.logprobs[0] == together.logprobs[row]
 
@@ -129,14 +142,14 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
     logits = np.zeros((2, VOCAB), np.float32)
     logits[1, [700, 20, 1500]] = 4.0
     params = [SamplingParams(temperature=0.0)] * 2
-    assert _sampler(params).sample(logits, [*range(2)], _positions(2)).token_ids == [0, 20]
+    assert _sample(_sampler(params), logits, [*range(2)], _positions(2)).token_ids == [0, 20]
 
 
 def test_a_nan_fails_its_own_row_only() -> None:
     logits = _logits(3, seed=1)
     expected = logits.argmax(axis=-1)
     logits[1, 2999] = math.nan
-    sampled = _sampler([SamplingParams(temperature=0.0)] * 3).sample(logits, [*range(3)], _positions(3))
+    sampled = _sample(_sampler([SamplingParams(temperature=0.0)] * 3), logits, [*range(3)], _positions(3))
     assert list(sampled.failed) == [1]
     assert sampled.token_ids[::2] == expected[::2].tolist()
 
@@ -146,20 +159,20 @@ def test_logit_bias_and_penalties_change_the_choice_as_defined() -> None:
     base[0, 5], base[0, 6], base[0, 7] = 3.0, 2.9, 2.8
     greedy = {"temperature": 0.0}
     biased = _sampler([SamplingParams(**greedy, logit_bias={7: 1.0})])
-    assert biased.sample(base.copy(), [0], _positions(1)).token_ids[0] == 7
+    assert _sample(biased, base.copy(), [0], _positions(1)).token_ids[0] == 7
     repeated = _sampler([SamplingParams(**greedy, repetition_penalty=1.5)], prompt=[5])
-    assert [int(repeated.sample(base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(3)] == [6, 7, 5]
+    assert [int(_sample(repeated, base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(3)] == [6, 7, 5]
     present = _sampler([SamplingParams(**greedy, presence_penalty=0.15)], prompt=[5])
-    assert [int(present.sample(base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(3)] == [5, 6, 5]
+    assert [int(_sample(present, base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(3)] == [5, 6, 5]
     frequent = _sampler([SamplingParams(**greedy, frequency_penalty=0.15)])
-    assert [int(frequent.sample(base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(4)] == [5, 6, 5, 7]
+    assert [int(_sample(frequent, base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(4)] == [5, 6, 5, 7]
 
 
 def test_stop_tokens_are_not_sampled_before_min_tokens() -> None:
     logits = np.zeros((1, VOCAB), np.float32)
     logits[0, 9], logits[0, 4] = 5.0, 1.0
     sampler = _sampler([SamplingParams(temperature=0.0, min_tokens=2)], prompt=[1, 2, 3], stop=(9,))
-    tokens = [int(sampler.sample(logits.copy(), [0], _positions(1, p)).token_ids[0]) for p in (3, 4, 5)]
+    tokens = [int(_sample(sampler, logits.copy(), [0], _positions(1, p)).token_ids[0]) for p in (3, 4, 5)]
     assert tokens == [4, 4, 9]
 
 
@@ -167,7 +180,7 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     logits = _logits(1, seed=5)
     reference = _log_softmax(logits[0])
     params = SamplingParams(temperature=0.2, top_k=2, logprobs=3, logit_bias={17: 50.0})
-    sampled = _sampler([params]).sample(logits.copy(), [0], _positions(1))
+    sampled = _sample(_sampler([params]), logits.copy(), [0], _positions(1))
     entry = sampled.logprobs[0]
     assert entry is not None
     assert sampled.token_ids[0] == 17
@@ -180,7 +193,7 @@ def test_extreme_temperatures_neither_fail_nor_divide_by_zero() -> None:
     logits = _logits(3, seed=6)
     best = int(logits[0].argmax())
     params = [SamplingParams(temperature=t) for t in (1e-300, 1e-4, 100.0)]
-    sampled = _sampler(params).sample(logits[:1].repeat(3, axis=0), [*range(3)], _positions(3))
+    sampled = _sample(_sampler(params), logits[:1].repeat(3, axis=0), [*range(3)], _positions(3))
     assert sampled.token_ids[:2] == [best, best]
     assert not sampled.failed
 
@@ -189,7 +202,7 @@ def test_only_allowed_tokens_are_sampled() -> None:
     logits = _logits(2, seed=8)
     params = [SamplingParams(temperature=t, allowed_token_ids=(9, 40), logit_bias={9: 5.0}) for t in (0.0, 5.0)]
     sampler = _sampler(params)
-    drawn = [sampler.sample(logits.copy(), [*range(2)], _positions(2, p)).token_ids for p in range(10, 60)]
+    drawn = [_sample(sampler, logits.copy(), [*range(2)], _positions(2, p)).token_ids for p in range(10, 60)]
     assert {greedy for greedy, _ in drawn} == {9 if logits[0, 9] + 5 > logits[0, 40] else 40}
     assert {random for _, random in drawn} == {9, 40}
 
@@ -199,7 +212,7 @@ def test_the_last_token_of_a_bad_word_is_not_sampled_after_the_others() -> None:
     base[0, 5], base[0, 6], base[0, 7] = 3.0, 2.0, 1.0
     params = SamplingParams(temperature=0.0, bad_words=("x", "y"), bad_words_token_ids=((5, 5, 5), (6,)))
     sampler = _sampler([params], prompt=[5, 5])  # what is in the prompt does not count
-    assert [int(sampler.sample(base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(6)] == [5, 5, 7, 5, 5, 7]
+    assert [int(_sample(sampler, base.copy(), [0], _positions(1)).token_ids[0]) for _ in range(6)] == [5, 5, 7, 5, 5, 7]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -207,7 +220,7 @@ def test_a_request_that_rules_out_every_token_fails_alone(temperature: float) ->
     logits = _logits(2, seed=2)
     barred = SamplingParams(temperature=temperature, allowed_token_ids=(9,), min_tokens=3, logprobs=2)
     sampler = _sampler([barred, SamplingParams(temperature=0.0)], stop=(9,))
-    sampled = sampler.sample(logits.copy(), [*range(2)], _positions(2, 3))
+    sampled = _sample(sampler, logits.copy(), [*range(2)], _positions(2, 3))
     assert list(sampled.failed) == [0]
     assert "No token is left" in sampled.failed[0]
     assert sampled.token_ids[1] == logits[1].argmax()
@@ -223,18 +236,18 @@ def test_a_mask_rules_out_all_other_tokens_of_its_row_only(temperature: float) -
     logits = _logits(3, 5)
     for position in range(20):
         positions = _positions(3, position)
-        free = _sampler(params).sample(logits.copy(), [0, 1, 2], positions).token_ids
-        masked = _sampler(params).sample(logits.copy(), [0, 1, 2], positions, {1: _mask(3, 9, 17)}).token_ids
+        free = _sample(_sampler(params), logits.copy(), [0, 1, 2], positions).token_ids
+        masked = _sample(_sampler(params), logits.copy(), [0, 1, 2], positions, {1: _mask(3, 9, 17)}).token_ids
         assert masked[1] in (3, 9, 17)
         assert masked[::2] == free[::2]
 
 
 def test_a_mask_of_end_tokens_alone_goes_before_min_tokens() -> None:
     sampler = _sampler([SamplingParams(min_tokens=90, max_tokens=100)], stop=(3, 4))
-    assert sampler.sample(_logits(1, 5), [0], _positions(1), {0: _mask(4)}).token_ids == [4]
-    assert sampler.sample(_logits(1, 5), [0], _positions(1), {0: _mask(4, 6)}).token_ids == [6]
+    assert _sample(sampler, _logits(1, 5), [0], _positions(1), {0: _mask(4)}).token_ids == [4]
+    assert _sample(sampler, _logits(1, 5), [0], _positions(1), {0: _mask(4, 6)}).token_ids == [6]
 
 
 def test_a_mask_that_contradicts_the_allowed_tokens_fails_the_row() -> None:
     sampler = _sampler([SamplingParams(allowed_token_ids=(5,))])
-    assert list(sampler.sample(_logits(1, 5), [0], _positions(1), {0: _mask(6)}).failed) == [0]
+    assert list(_sample(sampler, _logits(1, 5), [0], _positions(1), {0: _mask(6)}).failed) == [0]
