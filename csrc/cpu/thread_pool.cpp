@@ -22,8 +22,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a thread spins before it sleeps: longer than the gap between two ops, shorter than anyone notices.
-constexpr auto kSpinTime = std::chrono::microseconds(60);
+// How long a thread spins before it sleeps: at least as long as between two ops; as long as between two steps, which is
+// dear to sleep through where a wake-up is an interrupt of another virtual CPU, but no more than a share of its work.
+constexpr std::chrono::nanoseconds kLeastSpin = std::chrono::microseconds(60), kMostSpin = std::chrono::milliseconds(1);
+constexpr int kWorkPerSpin = 8;
 
 #if defined(__x86_64__)
 constexpr unsigned kFlushDenormals = 0x8040;  // FTZ and DAZ
@@ -72,18 +74,34 @@ private:
     const char *next_, *end_;
 };
 
-// Spins on `done`, fetching meanwhile, then hands over to `sleep`.
-template <class Done, class Sleep>
-void spin_then(Done done, Fetcher fetcher, Sleep sleep) {
-    const auto deadline = Clock::now() + kSpinTime;
-    do {
-        for (int i = 0; i < 32; ++i) {
-            if (done()) return;
-            if (!fetcher.fetch()) pause();
-        }
-    } while (Clock::now() < deadline);
-    while (!done()) sleep();
-}
+// How one thread waits. Invariant: it has spun for an eighth at most of the time since `work_start_`, which is moved on by
+// what it spins.
+class Waiter {
+public:
+    // Spins on `done`, fetching meanwhile, then hands over to `sleep`.
+    template <class Done, class Sleep>
+    void wait(Done done, Fetcher fetcher, Sleep sleep) {
+        const auto start = Clock::now();
+        work_start_ = std::max(work_start_, start - kWorkPerSpin * kMostSpin);
+        const auto most = std::max((start - work_start_) / kWorkPerSpin, kLeastSpin);
+        auto now = start;
+        do {
+            for (int i = 0; i < 32; ++i) {
+                if (done()) {
+                    work_start_ += (1 + kWorkPerSpin) * (now - start);
+                    return;
+                }
+                if (!fetcher.fetch()) pause();
+            }
+            now = Clock::now();
+        } while (now - start < most);
+        while (!done()) sleep();
+        work_start_ = Clock::now();
+    }
+
+private:
+    Clock::time_point work_start_ = Clock::now();
+};
 
 // A job is published by one store to `ticket_`: (serial number << 32 | units not yet claimed). A thread claims units
 // by lowering the count with a compare-and-swap, which fails if another job has been published in between; so what it
@@ -128,7 +146,7 @@ public:
         const auto all_done = [&] {
             return num_done_.load(std::memory_order_acquire) == static_cast<uint32_t>(num_units);
         };
-        spin_then(all_done, fetcher(0.0), [&] {
+        waiter_.wait(all_done, fetcher(0.0), [&] {
             const uint32_t num_done = num_done_.load(std::memory_order_acquire);
             if (num_done != static_cast<uint32_t>(num_units)) num_done_.wait(num_done);
         });
@@ -161,10 +179,11 @@ private:
 
     void loop(int index, uint32_t seen) noexcept {
         enter_fp_mode();
+        Waiter waiter;
         const double start = 1.0 - std::pow(1.0 - 0.5 / num_threads_, index);  // threads claim in turn
         while (true) {
-            spin_then([&] { return serial_.load(std::memory_order_acquire) != seen; }, fetcher(start),
-                      [&] { serial_.wait(seen); });
+            waiter.wait([&] { return serial_.load(std::memory_order_acquire) != seen; }, fetcher(start),
+                        [&] { serial_.wait(seen); });
             seen = serial_.load(std::memory_order_acquire);
             if (stop_.load()) return;
             work();
@@ -196,6 +215,7 @@ private:
 
     std::mutex mutex_;
     std::vector<std::thread> workers_;
+    Waiter waiter_;  // of the caller
     int num_threads_ = 1;
     void* workspace_ = nullptr;
     size_t workspace_bytes_ = 0;
