@@ -48,7 +48,7 @@ serve: setup
 	$(BIN)/octavo serve $(SERVED) --port $(PORT) $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -q -m "not slow and not clients" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not clients" $(ARGS)
 
 test-slow: setup $(VENV)/.weights-slow
 	$(BIN)/python -m pytest -q -m slow $(ARGS)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.constants
 import numpy as np
 import pytest
 from safetensors.numpy import save_file

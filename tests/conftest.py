@@ -1,0 +1,20 @@
+"""How the suite is spread over processes (`pytest -n 2`)."""
+
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+TIMED = ("tests/cli/", "tests/engine/", "tests/server/", "tests/test_field_failures.py")
+"""What measures time or kills processes: one after the other, in one process."""
+
+
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """The tests of a file stay together, for the sake of its fixtures."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "timed" if nodeid.startswith(TIMED) else nodeid.split("::", 1)[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Scheduling(config, log)
