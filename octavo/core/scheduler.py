@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
 
+from octavo.core.dependents import find_dependents
 from octavo.core.eviction import make_eviction_policy
 from octavo.core.forecast import Forecast
 from octavo.core.kv_cache_manager import BlockTables, KVCacheManager
@@ -25,6 +26,7 @@ from octavo.core.step import (
     TokenLogprobs,
 )
 from octavo.core.swap_cost import PreemptionChoice, SwapCost
+from octavo.core.totals import Totals
 from octavo.core.waiting_queue import WaitingQueue
 
 __all__ = ["Scheduler"]
@@ -69,15 +71,7 @@ class Scheduler:
         self._copied_for: dict[int, list[int]] = {}  # by step id: running requests that wait for its copies
         self._stale_table_ids: set[int] = set()  # running requests whose whole table the runner has yet to be told
         self._num_steps = 0
-        self._num_received = 0
-        self._num_finished: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self._num_preemptions: dict[PreemptionChoice, int] = {"recompute": 0, "swap": 0}
-        self._num_prompt_tokens = 0
-        self._num_queried_tokens = 0
-        self._num_cached_tokens = 0
-        self._num_tier_cached_tokens = 0
-        self._num_generation_tokens = 0
-        self._num_generation_tokens_shown = 0
+        self._totals = Totals()
 
     # ---- requests in and out
 
@@ -102,9 +96,9 @@ class Scheduler:
         """
         assert request.request_id not in self._requests
         assert request.most_computed_tokens <= self._kv_capacity_tokens
-        self._num_received += 1
+        self._totals.received += 1
         level = request.priority * AGEING_STEPS + self._num_steps if self.config.scheduling_policy == "priority" else 0
-        request.urgency = (level, self._num_received)
+        request.urgency = (level, self._totals.received)
         request.waits_for_grammar = not is_ready
         if leader is not None:
             follow(request, leader)
@@ -136,7 +130,7 @@ class Scheduler:
         """
         request = self._requests.get(request_id)
         if request is not None and request.finish_reason is None:
-            self._num_generation_tokens -= request.truncate(num_tokens)
+            self._totals.generation_tokens -= request.truncate(num_tokens)
             self._finish(request, reason)
 
     def extend(self, moves: Sequence[tuple[int, int, int]]) -> None:
@@ -162,19 +156,19 @@ class Scheduler:
             request.num_shared_tokens = source.num_computed_tokens
         for request in left_alone:
             self._kv.free(request)
-            self._num_preemptions["recompute"] += 1
+            self._totals.preemptions["recompute"] += 1
             self._requeue(request)
         for request, token_ids, block_hashes, num_computed_tokens in moved:
             request.give(token_ids)
             request.block_hashes = block_hashes
             request.num_computed_tokens = num_computed_tokens if request.request_id in self._running else 0
             self._waiting.recheck(request)
-        self._num_generation_tokens += len(moved)
+        self._totals.generation_tokens += len(moved)
 
     def end(self, request_id: int, reason: FinishReason, output_token_ids: list[int]) -> RequestDelta:
         """End a beam, whatever it was, with this output."""
         request = self._requests[request_id]
-        self._num_generation_tokens += len(output_token_ids) - request.num_output_tokens
+        self._totals.generation_tokens += len(output_token_ids) - request.num_output_tokens
         request.token_ids[request.num_prompt_tokens :] = output_token_ids
         self._finish(request, reason)
         return RequestDelta(
@@ -246,27 +240,9 @@ class Scheduler:
         Such a sharer is failed, not reset: it was admitted after this step, so it has a step in flight itself. The
         step's copies count as not done.
         """
-        failed: dict[int, None] = {}
-        bad_block_ids: set[int] = set()
-        first = self._in_flight[scheduler_output.step_id]
-        later = [step for step in self._in_flight.values() if step.step_id > first.step_id]
-        sources = {copy: source for step in later for source, copy in step.copies}
-
-        def blocks_of(request_id: int, from_position: int = 0) -> set[int]:
-            """Also those that were shared with others before the request got a copy of its own."""
-            block_ids = self._kv.block_ids(request_id, from_position)
-            return block_ids | {sources[block_id] for block_id in block_ids & sources.keys()}
-
-        for step in [first, *later]:
-            # In batch order: a request shares blocks only of those before it.
-            for request_id, start in zip(step.request_ids, step.num_computed_tokens, strict=True):
-                if step is first or not bad_block_ids.isdisjoint(blocks_of(request_id)):
-                    failed[request_id] = None
-                    bad_block_ids |= blocks_of(request_id, start)
-            for request_id in self._copied_for.get(step.step_id, ()):
-                if not bad_block_ids.isdisjoint(blocks_of(request_id)):
-                    failed[request_id] = None
-        self._settle_copies(first, range(len(first.copies)), is_at_fault=False)
+        steps = [step for step in self._in_flight.values() if step.step_id >= scheduler_output.step_id]
+        failed, bad_block_ids = find_dependents(steps, self._kv.block_ids, self._copied_for)
+        self._settle_copies(scheduler_output, range(len(scheduler_output.copies)), is_at_fault=False)
         self._kv.forget_hashes(bad_block_ids)
         self._forgotten_request_ids += scheduler_output.finished_request_ids  # perhaps not read
         deltas = [delta for request_id in failed for delta in self._fail(self._requests[request_id], message)]
@@ -369,7 +345,7 @@ class Scheduler:
         if mode == "recompute" or not self._kv.swap_out(request):
             mode = "recompute"
             self._kv.free(request)
-        self._num_preemptions[mode] += 1
+        self._totals.preemptions[mode] += 1
         self._requeue(request)
 
     def _requeue(self, request: Request) -> None:
@@ -448,7 +424,7 @@ class Scheduler:
         request.was_scheduled = True
         self._forecast.begin(request)
         request.num_shared_tokens = request.num_computed_tokens
-        self._num_prompt_tokens += request.num_prompt_tokens
+        self._totals.prompt_tokens += request.num_prompt_tokens
         params = request.sampling_params
         if request.forked_from is not None:
             request.num_cached_tokens = request.forked_from.num_cached_tokens
@@ -472,10 +448,8 @@ class Scheduler:
         """What a request found in the cache when it was admitted first."""
         request.num_cached_tokens = request.num_computed_tokens
         request.num_tier_cached_tokens = min(request.num_tier_cached_tokens, request.num_cached_tokens)
-        if self.config.enable_prefix_caching and not request.skips_prefix_cache:
-            self._num_queried_tokens += request.num_prompt_tokens
-        self._num_cached_tokens += request.num_cached_tokens
-        self._num_tier_cached_tokens += request.num_tier_cached_tokens
+        is_looked_up = self.config.enable_prefix_caching and not request.skips_prefix_cache
+        self._totals.count_cached(request, is_looked_up)
 
     def _add(self, step: SchedulerOutput, request: Request, num_new_tokens: int, new_block_ids: BlockTables) -> None:
         """Put a request into the step and advance its ledger."""
@@ -565,7 +539,7 @@ class Scheduler:
         while num_accepted < len(token_ids) and reason is None:
             reason = request.append(token_ids[num_accepted])
             num_accepted += 1
-        self._num_generation_tokens += num_accepted
+        self._totals.generation_tokens += num_accepted
         if reason is None:
             self._kv.register_full_blocks(request)
         else:
@@ -608,7 +582,7 @@ class Scheduler:
             self._waiting.remove(request.request_id)
         if may_be_ready is not None:
             self._waiting.recheck(may_be_ready)
-        self._num_finished[reason] += 1
+        self._totals.finished[reason] += 1
         if request.max_tokens and request.was_scheduled and reason != "error":
             self._forecast.end(request, reason)
         if not request.num_steps_in_flight:
@@ -641,33 +615,7 @@ class Scheduler:
     # ---- looking in
 
     def stats(self) -> SchedulerStats:
-        # A reader of the output may take tokens back after they were counted; a counter may pause, not fall.
-        self._num_generation_tokens_shown = max(self._num_generation_tokens_shown, self._num_generation_tokens)
-        return SchedulerStats(
-            num_waiting=len(self._waiting),
-            num_running=len(self._running),
-            num_used_blocks=self._kv.pool.num_used,
-            num_blocks=self.config.num_blocks,
-            num_received=self._num_received,
-            num_finished=dict(self._num_finished),
-            num_preemptions=sum(self._num_preemptions.values()),
-            num_swap_preemptions=self._num_preemptions["swap"],
-            num_swapped=self._kv.tier.num_swapped,
-            num_used_swap_blocks=self._kv.tier.num_used,
-            num_swap_blocks=self.config.num_swap_blocks,
-            num_blocks_swapped_in=self._kv.tier.num_blocks_in,
-            num_blocks_swapped_out=self._kv.tier.num_blocks_out,
-            block_bytes=self.config.block_bytes,
-            prefix_cache_queries=self._num_queried_tokens,
-            prefix_cache_hits=self._num_cached_tokens,
-            tier_prefix_cache_hits=self._num_tier_cached_tokens,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_generation_tokens=self._num_generation_tokens_shown,
-            num_evicted_blocks=self._kv.pool.num_evicted,
-            num_predicted_tokens=self._forecast.num_predicted_tokens,
-            num_actual_tokens=self._forecast.num_actual_tokens,
-            num_mispredicted_tokens=self._forecast.num_mispredicted_tokens,
-        )
+        return self._totals.stats(self.config, self._kv, self._forecast, len(self._waiting), len(self._running))
 
     def check(self) -> None:
         """Assert the invariants of DESIGN.md section 5."""
@@ -685,7 +633,7 @@ class Scheduler:
                 request.check()
         self._waiting.check()
         assert len(self._running) <= self.config.max_num_seqs
-        assert self._num_received == len(self._waiting) + len(self._running) + sum(self._num_finished.values())
+        assert self._totals.received == len(self._waiting) + len(self._running) + sum(self._totals.finished.values())
         for step in self._in_flight.values():
             assert not step.is_empty
             assert len(step.request_ids) == len(set(step.request_ids)) <= self.config.max_num_seqs
