@@ -63,10 +63,10 @@ void bind_embedding(uintptr_t token_ids, uintptr_t packed, uintptr_t out, int64_
 }
 
 void bind_linear(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t num_tokens, int64_t num_rows,
-                 int64_t num_cols, int x_dtype, int weight_dtype, int out_dtype) {
+                 int64_t num_cols, int x_dtype, int weight_dtype, int out_dtype, uintptr_t draws) {
     nb::gil_scoped_release release;
     linear({pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr, num_tokens,
-            num_rows, num_cols, DType(x_dtype), DType(weight_dtype), DType(out_dtype)});
+            num_rows, num_cols, DType(x_dtype), DType(weight_dtype), DType(out_dtype), pointer<SampleRow>(draws)});
 }
 
 void bind_pack_quantized(uintptr_t values, uintptr_t scales, uintptr_t mins, uintptr_t packed, int64_t num_rows,
@@ -100,10 +100,11 @@ void bind_embedding_quantized(uintptr_t token_ids, uintptr_t packed, uintptr_t o
 
 void bind_linear_quantized(uintptr_t x, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t num_tokens,
                            int64_t num_rows, int64_t num_cols, int bits, int group, int zero, int has_mins,
-                           int wide_scales, int int8_activations, int x_dtype, int out_dtype) {
+                           int wide_scales, int int8_activations, int x_dtype, int out_dtype, uintptr_t draws) {
     nb::gil_scoped_release release;
     linear_quantized({{pointer<void>(x), pointer<void>(packed), pointer<float>(bias), pointer<void>(out), nullptr,
-                       num_tokens, num_rows, num_cols, DType(x_dtype), DType::f32, DType(out_dtype)},
+                       num_tokens, num_rows, num_cols, DType(x_dtype), DType::f32, DType(out_dtype),
+                       pointer<SampleRow>(draws)},
                       {bits, group, zero, has_mins != 0, wide_scales != 0},
                       int8_activations != 0,
                       nullptr});
@@ -182,8 +183,9 @@ void bind_gather_rows(uintptr_t x, uintptr_t indices, uintptr_t out, int64_t num
 }
 
 void bind_rope_write_kv(uintptr_t qkv, uintptr_t positions, uintptr_t cos_sin, uintptr_t slot_mapping, uintptr_t q_norm,
-                        uintptr_t k_norm, float norm_eps, uintptr_t q_out, uintptr_t cache, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size, int64_t head_dim,
-                        int cache_dtype, int64_t num_tokens, int64_t num_heads, int64_t max_positions, int dtype) {
+                        uintptr_t k_norm, float norm_eps, uintptr_t q_out, uintptr_t cache, int64_t num_blocks,
+                        int64_t num_kv_heads, int64_t block_size, int64_t head_dim, int cache_dtype,
+                        int64_t num_tokens, int64_t num_heads, int64_t max_positions, int dtype) {
     const RopeWriteKVArgs args = {
         pointer<void>(qkv),
         pointer<int32_t>(positions),
@@ -359,7 +361,8 @@ NB_MODULE(_cpu, m) {
         .def("begin", &Recording::begin, "Ops that this thread calls from now on are recorded, not run.")
         .def("end", [](Recording&) { Recording::end(); })
         .def("__len__", &Recording::num_ops);
-    m.def("replay", &bind_replay, "Run all ops of each (recording, rows, requests); IndexError for an index outside its tensor.");
+    m.def("replay", &bind_replay,
+          "Run all ops of each (recording, rows, requests); IndexError for an index outside its tensor.");
     nb::class_<StepFiller>(m, "StepFiller", "Fills in a step's inputs from a batch's rows.")
         .def(nb::init<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, const std::vector<uintptr_t>&,
                       const std::vector<uintptr_t>&, const std::vector<uintptr_t>&, int64_t, int64_t, int64_t>())

@@ -133,16 +133,19 @@ OCTAVO_INLINE void some_rows(const LinearArgs& a, const W* packed, const float* 
 template <class W>
 void multiply_matrix(const LinearArgs& a, const W* packed) {
     const int64_t num_panels = (a.num_rows + kLanes - 1) / kLanes;
-    const int64_t group = a.num_tokens <= 2 ? kNarrowPanels : kTilePanels;
-    const int64_t num_groups = (num_panels + group - 1) / group;
-    parallel(num_groups * ((a.num_tokens + kRowBlock - 1) / kRowBlock), [&](int64_t unit) {
-        const int64_t panel = unit % num_groups * group, first = unit / num_groups * kRowBlock;
+    const int64_t group = a.num_tokens <= 2 ? kNarrowPanels : kTilePanels, size = unit_panels(a, group);
+    const int64_t num_units = (num_panels + size - 1) / size;
+    parallel(num_units * ((a.num_tokens + kRowBlock - 1) / kRowBlock), [&](int64_t unit) {
+        const int64_t first_panel = unit % num_units * size, first = unit / num_units * kRowBlock;
+        const int64_t last_panel = first_panel + size < num_panels ? first_panel + size : num_panels;
         const int64_t last = first + kRowBlock < a.num_tokens ? first + kRowBlock : a.num_tokens;
-        const int64_t count = num_panels - panel < group ? num_panels - panel : group;
-        for (int64_t row = first; row < last; row += kTileRows) {
-            const float* x = a.x_f32 + row / kTileRows * kBlock * num_blocks(a.num_cols);
-            const int64_t num_rows = last - row < kTileRows ? last - row : kTileRows;
-            some_rows<kTileRows>(a, packed, x, row, num_rows, panel, count);
+        for (int64_t panel = first_panel; panel < last_panel; panel += group) {
+            const int64_t count = last_panel - panel < group ? last_panel - panel : group;
+            for (int64_t row = first; row < last; row += kTileRows) {
+                const float* x = a.x_f32 + row / kTileRows * kBlock * num_blocks(a.num_cols);
+                const int64_t num_rows = last - row < kTileRows ? last - row : kTileRows;
+                some_rows<kTileRows>(a, packed, x, row, num_rows, panel, count);
+            }
         }
     });
 }
@@ -166,6 +169,7 @@ void embedding(const EmbeddingArgs& a) noexcept {
 void linear(const LinearArgs& a) noexcept {
     widen_rows(a);
     with_type(a.weight_dtype, a.packed, [&](auto* packed) { multiply_matrix(a, packed); });
+    if (a.draws) draw_largest(a);
 }
 
 }  // namespace octavo::OCTAVO_ISA

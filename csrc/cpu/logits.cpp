@@ -1,5 +1,6 @@
 // Rows of logits before a token is drawn: whether they are finite, the grammar's mask, the most likely token, and the
 // weights e^((x - max) / temperature).
+#include "logit_keys.h"
 #include "sampling.h"
 #include "simd.h"
 
@@ -8,13 +9,6 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int64_t kChunk = 1024;  // stays in the first cache between the passes over it
-constexpr int32_t kLowest = INT32_MIN, kInfinity = 0x7f800000, kNegativeInfinity = int32_t(0xff800000);
-
-// Ordered as the floats are, the two zeros being equal.
-OCTAVO_INLINE int32_t key_of(int32_t bits) {
-    bits = bits == kLowest ? 0 : bits;
-    return bits ^ (bits >> 31 & 0x7fffffff);
-}
 
 // The greatest key of n values. `nan` becomes nonzero if one of them is no number.
 OCTAVO_INLINE int32_t greatest_key(const int32_t* bits, int64_t n, int32_t& nan) {
@@ -22,7 +16,7 @@ OCTAVO_INLINE int32_t greatest_key(const int32_t* bits, int64_t n, int32_t& nan)
     for (int64_t i = 0; i < n; ++i) {
         const int32_t key = key_of(bits[i]);
         greatest = key > greatest ? key : greatest;
-        found |= (bits[i] & 0x7fffffff) > kInfinity;
+        found |= is_nan(bits[i]);
     }
     nan |= found;
     return greatest;

@@ -89,9 +89,19 @@ void embedding(EmbeddingArgs args) {
     run(args, +[](OpScope&, EmbeddingArgs a) { active_table().embedding(a); });
 }
 
+// Room for `count` elements of activations; behind them, where they are wanted, for the largest outputs.
+template <class T>
+static T* product_scratch(OpScope& scope, LinearArgs& a, int64_t count) {
+    const int64_t num_bytes = (count * int64_t{sizeof(T)} + 63) / 64 * 64, panels = kLargestPanels * kLanes;
+    const int64_t num_largest = a.draws ? (a.num_rows + panels - 1) / panels * a.num_tokens : 0;
+    char* scratch = static_cast<char*>(scope.workspace(num_bytes + num_largest * sizeof(Largest)));
+    a.largest = reinterpret_cast<Largest*>(scratch + num_bytes);
+    return reinterpret_cast<T*>(scratch);
+}
+
 void linear(LinearArgs args) {
     run(args, +[](OpScope& scope, LinearArgs a) {
-        a.x_f32 = static_cast<float*>(scope.workspace(linear_scratch(a.num_tokens, a.num_cols) * sizeof(float)));
+        a.x_f32 = product_scratch<float>(scope, a, linear_scratch(a.num_tokens, a.num_cols));
         active_table().linear(a);
     });
 }
@@ -108,11 +118,10 @@ void embedding_quantized(EmbeddingQuantizedArgs args) {
 void linear_quantized(LinearQuantizedArgs args) {
     run(args, +[](OpScope& scope, LinearQuantizedArgs a) {
         if (a.int8_activations) {
-            const size_t num_bytes = quantized_scratch(a.num_tokens, a.num_cols) * sizeof(QuantizedInput);
-            a.x_int8 = static_cast<QuantizedInput*>(scope.workspace(num_bytes));
+            a.x_int8 = product_scratch<QuantizedInput>(scope, a, quantized_scratch(a.num_tokens, a.num_cols));
             return active_table().linear_int8(a);
         }
-        a.x_f32 = static_cast<float*>(scope.workspace(linear_scratch(a.num_tokens, a.num_cols) * sizeof(float)));
+        a.x_f32 = product_scratch<float>(scope, a, linear_scratch(a.num_tokens, a.num_cols));
         active_table().linear_weight_only(a);
     });
 }

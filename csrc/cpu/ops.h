@@ -79,6 +79,14 @@ struct EmbeddingQuantizedArgs {
     QuantizedForm form;
 };
 
+// Of one row and kLargestPanels panels of outputs: for each lane its largest, as a key (logit_keys.h).
+constexpr int64_t kLargestPanels = 24;  // whole groups of panels in every product
+struct Largest {
+    int32_t keys[kLanes], outputs[kLanes], has_nan;
+};
+
+struct SampleRow;
+
 struct LinearArgs {
     const void* x;  // [num_tokens, num_cols] x_dtype
     const void* packed;
@@ -87,6 +95,8 @@ struct LinearArgs {
     float* x_f32;       // scratch, linear_scratch() floats
     int64_t num_tokens, num_rows, num_cols;
     DType x_dtype, weight_dtype, out_dtype;
+    SampleRow* draws = nullptr;  // [num_tokens] or null: has the largest output of each row put there, and none in out
+    Largest* largest = nullptr;  // scratch, where they are: [ceil(panels / kLargestPanels)][num_tokens]
 };
 
 // As LinearArgs, over a quantised matrix; weight_dtype says nothing. Activations are quantised too, or else widened.

@@ -263,11 +263,11 @@ void all_rows(const LinearQuantizedArgs& a, int64_t first, int64_t last, int64_t
 
 template <class F>
 void multiply(const LinearQuantizedArgs& a) {
-    const int64_t num_panels = (a.num_rows + kLanes - 1) / kLanes;
-    const int64_t num_units = (num_panels + kUnitPanels - 1) / kUnitPanels;
+    const int64_t num_panels = (a.num_rows + kLanes - 1) / kLanes, size = unit_panels(a, kUnitPanels);
+    const int64_t num_units = (num_panels + size - 1) / size;
     parallel(num_units * ((a.num_tokens + kRowBlock - 1) / kRowBlock), [&](int64_t unit) {
-        const int64_t first_panel = unit % num_units * kUnitPanels, first_row = unit / num_units * kRowBlock;
-        const int64_t last_panel = first_panel + kUnitPanels < num_panels ? first_panel + kUnitPanels : num_panels;
+        const int64_t first_panel = unit % num_units * size, first_row = unit / num_units * kRowBlock;
+        const int64_t last_panel = first_panel + size < num_panels ? first_panel + size : num_panels;
         const int64_t last_row = first_row + kRowBlock < a.num_tokens ? first_row + kRowBlock : a.num_tokens;
         int64_t panel = first_panel;
         for (; panel + kInt8Panels <= last_panel; panel += kInt8Panels)
@@ -295,6 +295,7 @@ void embedding_quantized(const EmbeddingQuantizedArgs& a) noexcept {
 void linear_int8(const LinearQuantizedArgs& a) noexcept {
     quantize_rows(a);
     with_form(a.form, [&](auto form) { multiply<decltype(form)>(a); });
+    if (a.draws) draw_largest(a);
 }
 
 }  // namespace octavo::OCTAVO_ISA

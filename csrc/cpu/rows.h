@@ -1,6 +1,7 @@
 // Rows of activations as float32, and rows of sums that become output: shared by the matrix products.
 #pragma once
 
+#include "logit_keys.h"
 #include "simd.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -24,9 +25,62 @@ OCTAVO_INLINE void widen_rows(const LinearArgs& a) {
     });
 }
 
+// Panels of a unit of work. Where only the largest outputs are kept, a unit has those of one `Largest`, in order.
+OCTAVO_INLINE int64_t unit_panels(const LinearArgs& a, int64_t usual) { return a.draws ? kLargestPanels : usual; }
+
+// Sums as write_sums has them, into `Largest` of their rows.
+static __attribute__((noinline)) void keep_largest(const LinearArgs& a, const Vec* sums, int num_rows, int num_panels,
+                                                   int64_t row, int64_t panel) {
+    for (int r = 0; r < num_rows; ++r) {
+        Largest& largest = a.largest[panel / kLargestPanels * a.num_tokens + row + r];
+        if (panel % kLargestPanels == 0) {
+            for (int lane = 0; lane < kLanes; ++lane) largest.keys[lane] = kLowest, largest.outputs[lane] = 0;
+            largest.has_nan = 0;
+        }
+        for (int p = 0; p < num_panels; ++p) {
+            const int32_t first = int32_t((panel + p) * kLanes), n = int32_t(a.num_rows) - first;
+            float values[kLanes];
+            int32_t bits[kLanes], has_nan = 0;
+            store(values, sums[r * num_panels + p]);
+            __builtin_memcpy(bits, values, sizeof(bits));
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const int32_t key = lane < n ? key_of(bits[lane]) : kLowest;
+                const bool is_larger = key > largest.keys[lane];
+                largest.keys[lane] = is_larger ? key : largest.keys[lane];
+                largest.outputs[lane] = is_larger ? first + lane : largest.outputs[lane];
+                has_nan |= lane < n && is_nan(bits[lane]);
+            }
+            largest.has_nan |= has_nan;
+        }
+    }
+}
+
+// Draws the first of the largest outputs of each row.
+OCTAVO_INLINE void draw_largest(const LinearArgs& a) {
+    const int64_t num_panels = (a.num_rows + kLanes - 1) / kLanes;
+    const int64_t num_units = (num_panels + kLargestPanels - 1) / kLargestPanels;
+    parallel(a.num_tokens, [&](int64_t row) {
+        int32_t key = kLowest, output = 0, has_nan = 0;
+        for (int64_t unit = 0; unit < num_units; ++unit) {
+            const Largest& largest = a.largest[unit * a.num_tokens + row];
+            has_nan |= largest.has_nan;
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const int32_t other = largest.keys[lane], place = largest.outputs[lane];
+                if (other < key || (other == key && place >= output)) continue;
+                key = other;
+                output = place;
+            }
+        }
+        const bool is_finite = !has_nan && key < kInfinity && key > key_of(kNegativeInfinity);
+        a.draws[row].token_id = output;
+        a.draws[row].status = is_finite ? SampleStatus::good : SampleStatus::not_finite;
+    });
+}
+
 // The sums of some rows over some panels, [num_rows][num_panels], into the output.
 static __attribute__((noinline)) void write_sums(const LinearArgs& a, const Vec* sums, int num_rows, int num_panels,
                                                  int64_t row, int64_t panel) {
+    if (a.draws) return keep_largest(a, sums, num_rows, num_panels, row, panel);
     with_type(a.out_dtype, a.out, [&](auto* out) {
         for (int p = 0; p < num_panels; ++p) {
             const int64_t column = (panel + p) * kLanes, n = a.num_rows - column;

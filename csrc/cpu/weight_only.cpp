@@ -56,14 +56,17 @@ OCTAVO_INLINE void some_rows(const LinearQuantizedArgs& a, const float* x, int64
 
 template <class F>
 void multiply(const LinearQuantizedArgs& a) {
-    const int64_t num_panels = (a.num_rows + kLanes - 1) / kLanes;
-    parallel(num_panels * ((a.num_tokens + kRowBlock - 1) / kRowBlock), [&](int64_t unit) {
-        const int64_t panel = unit % num_panels, first = unit / num_panels * kRowBlock;
+    const int64_t num_panels = (a.num_rows + kLanes - 1) / kLanes, size = unit_panels(a, 1);
+    const int64_t num_units = (num_panels + size - 1) / size;
+    parallel(num_units * ((a.num_tokens + kRowBlock - 1) / kRowBlock), [&](int64_t unit) {
+        const int64_t first_panel = unit % num_units * size, first = unit / num_units * kRowBlock;
+        const int64_t last_panel = first_panel + size < num_panels ? first_panel + size : num_panels;
         const int64_t last = first + kRowBlock < a.num_tokens ? first + kRowBlock : a.num_tokens;
-        for (int64_t row = first; row < last; row += kTileRows) {
-            const float* x = a.x_f32 + row / kTileRows * kBlock * num_blocks(a.num_cols);
-            some_rows<kTileRows, F>(a, x, row, last - row < kTileRows ? last - row : kTileRows, panel);
-        }
+        for (int64_t panel = first_panel; panel < last_panel; ++panel)
+            for (int64_t row = first; row < last; row += kTileRows) {
+                const float* x = a.x_f32 + row / kTileRows * kBlock * num_blocks(a.num_cols);
+                some_rows<kTileRows, F>(a, x, row, last - row < kTileRows ? last - row : kTileRows, panel);
+            }
     });
 }
 
@@ -72,6 +75,7 @@ void multiply(const LinearQuantizedArgs& a) {
 void linear_weight_only(const LinearQuantizedArgs& a) noexcept {
     widen_rows(a);
     with_form(a.form, [&](auto form) { multiply<decltype(form)>(a); });
+    if (a.draws) draw_largest(a);
 }
 
 }  // namespace octavo::OCTAVO_ISA

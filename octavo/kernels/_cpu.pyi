@@ -34,6 +34,7 @@ def linear(
     x_dtype: int,
     weight_dtype: int,
     out_dtype: int,
+    draws: int,
     /,
 ) -> None: ...
 def packed_quantized_bytes(
@@ -83,6 +84,7 @@ def linear_quantized(
     int8_activations: int,
     x_dtype: int,
     out_dtype: int,
+    draws: int,
     /,
 ) -> None: ...
 def rms_norm(

@@ -131,16 +131,14 @@ class CpuOps(Ops):
         if bias is not None:
             check("bias", bias, (num_rows,), torch.float32)
         out = torch.empty((num_tokens, num_rows), dtype=out_dtype)
-        bias_pointer = 0 if bias is None else bias.data_ptr()
-        pointers = (x.data_ptr(), weight.data.data_ptr(), bias_pointer, out.data_ptr())
-        sizes = (num_tokens, num_rows, num_cols)
-        x_code, out_code = dtype_code(x.dtype), dtype_code(out_dtype)
-        if weight.form is None:
-            _cpu.linear(*pointers, *sizes, x_code, dtype_code(weight.data.dtype), out_code)
-        else:
-            form = form_codes(weight.form)
-            _cpu.linear_quantized(*pointers, *sizes, *form, int(weight.int8_activations), x_code, out_code)
+        _multiply(x, weight, 0 if bias is None else bias.data_ptr(), out.data_ptr(), dtype_code(out_dtype), 0)
         return out
+
+    def most_likely(self, x: torch.Tensor, weight: Weight, draws: SampleRows) -> None:
+        check("x", x, (x.shape[0], weight.num_cols))
+        if draws.dtype != SAMPLE_ROW or draws.shape != (x.shape[0],) or not draws.flags.c_contiguous:
+            raise ValueError(f"draws must be [{x.shape[0]}] SAMPLE_ROW, contiguous, not {draws.dtype} {draws.shape}")
+        _multiply(x, weight, 0, 0, dtype_code(torch.float32), draws.ctypes.data)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
         num_tokens, hidden_size = x.shape
@@ -367,6 +365,16 @@ class CpuOps(Ops):
 
     def step_filler(self, tables: BatchTables, arrays: StepArrays) -> StepFiller:
         return NativeFiller(tables, arrays)
+
+
+def _multiply(x: torch.Tensor, weight: Weight, bias: int, out: int, out_code: int, draws: int) -> None:
+    """`bias`, `out` and `draws` are addresses, 0 for none."""
+    pointers, sizes = (x.data_ptr(), weight.data.data_ptr(), bias, out), (x.shape[0], weight.num_rows, weight.num_cols)
+    if weight.form is None:
+        _cpu.linear(*pointers, *sizes, dtype_code(x.dtype), dtype_code(weight.data.dtype), out_code, draws)
+    else:
+        codes = (*form_codes(weight.form), int(weight.int8_activations), dtype_code(x.dtype), out_code)
+        _cpu.linear_quantized(*pointers, *sizes, *codes, draws)
 
 
 class NativeFiller(_cpu.StepFiller):

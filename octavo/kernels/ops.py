@@ -92,6 +92,11 @@ class Ops:
         x32 = round_to_int8(x.float(), QUANT_BLOCK) if weight.int8_activations else x.float()
         return F.linear(x32, weight.data.float(), bias).to(out_dtype)
 
+    def most_likely(self, x: torch.Tensor, weight: Weight, draws: SampleRows) -> None:
+        """`sample_rows` of linear(x, weight, None, float32), whose results need not be stored: all rows of `draws` [S]
+        have temperature 0 and no mask."""
+        self.sample_rows(self.linear(x, weight, None, torch.float32).cpu().numpy(), draws)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
         """x [T, H] float32 / rms(x) · weight [H] float32 -> [T, H] out_dtype (Zhang and Sennrich, 2019)."""
         scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)

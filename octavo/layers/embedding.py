@@ -3,6 +3,7 @@
 import torch
 
 from octavo.kernels.ops import Weight
+from octavo.kernels.sampling import SampleRows
 from octavo.layers.context import StepContext
 from octavo.layers.weights import WeightLoader
 
@@ -30,3 +31,7 @@ class LMHead:
     def __call__(self, hidden_states: torch.Tensor, rows: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """hidden_states [T, H], rows [S] int32 -> [S, V] float32."""
         return ctx.ops.linear(ctx.ops.gather_rows(hidden_states, rows), self.weight, None, torch.float32)
+
+    def most_likely(self, hidden_states: torch.Tensor, rows: torch.Tensor, draws: SampleRows, ctx: StepContext) -> None:
+        """The likeliest token of each row [S], into `draws` [S]."""
+        ctx.ops.most_likely(ctx.ops.gather_rows(hidden_states, rows), self.weight, draws)

@@ -7,6 +7,7 @@ window have rotary angles of their own. Checkpoint names are Hugging Face's.
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig
+from octavo.kernels.sampling import SampleRows
 from octavo.layers.attention import Attention
 from octavo.layers.context import StepContext
 from octavo.layers.embedding import Embedding, LMHead
@@ -71,3 +72,6 @@ class Model:
 
     def logits(self, hidden_states: torch.Tensor, rows: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         return self.lm_head(hidden_states, rows, ctx)
+
+    def most_likely(self, hidden_states: torch.Tensor, rows: torch.Tensor, draws: SampleRows, ctx: StepContext) -> None:
+        self.lm_head.most_likely(hidden_states, rows, draws, ctx)

@@ -6,6 +6,7 @@ Touvron et al., 2023. Checkpoint names are Hugging Face's.
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig
+from octavo.kernels.sampling import SampleRows
 from octavo.layers.attention import Attention
 from octavo.layers.context import StepContext
 from octavo.layers.embedding import Embedding, LMHead
@@ -55,6 +56,9 @@ class Model:
 
     def logits(self, hidden_states: torch.Tensor, rows: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         return self.lm_head(hidden_states, rows, ctx)
+
+    def most_likely(self, hidden_states: torch.Tensor, rows: torch.Tensor, draws: SampleRows, ctx: StepContext) -> None:
+        self.lm_head.most_likely(hidden_states, rows, draws, ctx)
 
     def _norms_after_layers(self) -> list[RMSNorm]:
         """The addition that ends a layer is fused with the norm that follows: the next layer's, or the last."""

@@ -16,6 +16,7 @@ from octavo.kernels.step_inputs import StepArrays, StepInputs
 from octavo.layers.context import StepContext
 from octavo.models.loader import CausalLM, Encoder
 from octavo.runner.logprobs import BLOCK
+from octavo.runner.sampler import Draw
 
 __all__ = ["EagerForward", "Forward", "ReplayedForward", "make_forward", "step_context"]
 
@@ -26,9 +27,9 @@ Float32Array = npt.NDArray[np.float32]
 class Forward(Protocol):
     """The model's part of a step. What a method returns holds until it is called again, and may be written over."""
 
-    def run(self, inputs: StepInputs, draws: bool = False) -> None:
-        """Compute the step's hidden states and, of a decoder, the logits of the tokens from which one is sampled; then,
-        if `draws`, fill in `inputs.draws`, which overwrites the logits."""
+    def run(self, inputs: StepInputs, draw: Draw = "no") -> None:
+        """Compute the step's hidden states and, of a decoder, the logits of the tokens from which one is sampled, or
+        what is to be drawn by them: `inputs.draws`."""
         ...
 
     def hidden_states(self) -> torch.Tensor:
@@ -36,7 +37,7 @@ class Forward(Protocol):
         ...
 
     def sampled_logits(self) -> Float32Array:
-        """Those that `run` has computed: [S, V]."""
+        """Those that `run` has computed, if it drew nothing: [S, V]."""
         ...
 
     def logits(self, tokens: Int32Array) -> Float32Array:
@@ -77,13 +78,16 @@ class EagerForward:
         self.samples = samples
 
     @torch.inference_mode()
-    def run(self, inputs: StepInputs, draws: bool = False) -> None:
+    def run(self, inputs: StepInputs, draw: Draw = "no") -> None:
         self._context = step_context(self.ops, self.dtype, inputs, self.kv_caches, self.device)
         self._hidden_states = self.model(_to_device(inputs.input_ids, self.device), self._context)
-        if self.samples:
+        if draw == "most_likely":
+            rows = _to_device(inputs.logits_rows, self.device)
+            cast(CausalLM, self.model).most_likely(self._hidden_states, rows, inputs.draws, self._context)
+        elif self.samples:
             self._sampled_logits = self.logits(inputs.logits_rows)
-        if draws:
-            self.ops.sample_rows(self._sampled_logits, inputs.draws)
+            if draw == "any":
+                self.ops.sample_rows(self._sampled_logits, inputs.draws)
 
     def hidden_states(self) -> torch.Tensor:
         return self._hidden_states
@@ -132,21 +136,29 @@ class ReplayedForward:
         self._other_logits = recorded(BLOCK, lambda: model.logits(hidden_states, other_rows, ctx))
         self._sampled_array: Float32Array = self._sampled_logits.result.numpy()
         self._other_array: Float32Array = self._other_logits.result.numpy()
-        self._draws = recorded(num_requests, self._draw)
 
-    def _draw(self) -> torch.Tensor:
-        self._eager.ops.sample_rows(self._sampled_array, self._arrays.draws)
-        return self._sampled_logits.result
+        def draw_any() -> torch.Tensor:
+            eager.ops.sample_rows(self._sampled_array, arrays.draws)
+            return self._sampled_logits.result
 
-    def run(self, inputs: StepInputs, draws: bool = False) -> None:
+        def draw_most_likely() -> torch.Tensor:
+            model.most_likely(hidden_states, rows, arrays.draws, ctx)
+            return hidden_states
+
+        self._draw_any = recorded(num_requests, draw_any)
+        self._draw_most_likely = recorded(num_requests, draw_most_likely)
+
+    def run(self, inputs: StepInputs, draw: Draw = "no") -> None:
         assert inputs.arrays is self._arrays
         num_sampled = inputs.num_sampled
         self._num_tokens, self._num_sampled = inputs.num_tokens, num_sampled
         runs = [(self._hidden_states, inputs.num_tokens, inputs.num_requests)]
-        if num_sampled and self._eager.samples:
+        if num_sampled and draw == "most_likely":
+            runs.append((self._draw_most_likely, num_sampled, 0))
+        elif num_sampled and self._eager.samples:
             runs.append((self._sampled_logits, num_sampled, 0))
-            if draws:
-                runs.append((self._draws, num_sampled, 0))
+            if draw == "any":
+                runs.append((self._draw_any, num_sampled, 0))
         self._run_replays(*runs)
 
     def hidden_states(self) -> torch.Tensor:

@@ -66,16 +66,17 @@ class ModelRunner:
         inputs = self.batch.prepare(step)
         if self.tier is not None:
             self.tier.populate(_blocks_read(inputs, self.batch.block_size))
-        draws = self.sampler.prepare(inputs.sampled_rows.tolist(), inputs.sampled_positions)
-        draws &= self.masks is None or not self.masks.are_wanted
+        draw = self.sampler.prepare(inputs.sampled_rows.tolist(), inputs.sampled_positions)
+        if self.masks is not None and self.masks.are_wanted:
+            draw = "no"
         request_ids = step.request_ids
         if inputs.num_sampled < inputs.num_requests:
             request_ids = list(compress(request_ids, step.samples))
-        self.forward.run(inputs, draws)  # what comes before it is in the caches, what comes after is not
+        self.forward.run(inputs, draw)  # what comes before it is in the caches, what comes after is not
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         if self.prompt_logprobs.are_wanted:
             prompt_logprobs = self.prompt_logprobs.compute(step, inputs, self.forward.logits)
-        sampled = self.sampler.drawn() if draws else self._sample(request_ids, self.forward.sampled_logits())
+        sampled = self._sample(request_ids, self.forward.sampled_logits()) if draw == "no" else self.sampler.drawn()
         self.batch.append(sampled.token_ids)
         return _output(request_ids, sampled, prompt_logprobs, copied, time.perf_counter() - start)
 

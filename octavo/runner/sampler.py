@@ -8,6 +8,7 @@ few rows ask for beside it is numpy, on the host.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,10 @@ from octavo.kernels.sampling import NOT_FINITE, NOTHING_LEFT, SAMPLE_ROW, Sample
 from octavo.runner.logprobs import token_logprobs
 from octavo.sampling_params import SamplingParams
 
-__all__ = ["FAILURES", "SampledTokens", "Sampler"]
+__all__ = ["FAILURES", "Draw", "SampledTokens", "Sampler"]
+
+Draw = Literal["no", "any", "most_likely"]
+"""Whether a step draws its tokens itself, and how."""
 
 FAILURES = {
     NOT_FINITE: "The model's logits are not finite: the computation overflowed or the weights are damaged.",
@@ -66,6 +70,7 @@ class _Drawn:
         self.masks = self.numbers["mask"]
         self.token_ids = self.numbers["token_id"]
         self.statuses = self.numbers["status"]
+        self.are_greedy = not self.numbers["temperature"].any()
 
 
 class Sampler:
@@ -96,15 +101,17 @@ class Sampler:
     def remove(self, row: int) -> None:
         self._extras.pop(row, None)
 
-    def prepare(self, rows: list[int], positions: npt.NDArray[np.int32]) -> bool:
+    def prepare(self, rows: list[int], positions: npt.NDArray[np.int32]) -> Draw:
         """Before the logits are there: fill in the numbers of these rows [S]; positions [S]: of the tokens being
-        sampled. Returns whether the op that draws is all that is left to do."""
+        sampled. Returns which op is all that is left to do, if their logits need nothing else."""
         if self._drawn is None or self._drawn.rows != rows:
             numbers = self._draws[: len(rows)]
             numbers[:] = self._rows[rows]
             self._drawn = _Drawn(rows, numbers)
         self._drawn.positions[:] = positions
-        return not self._extras or self._extras.keys().isdisjoint(rows)
+        if self._extras and not self._extras.keys().isdisjoint(rows):
+            return "no"
+        return "most_likely" if self._drawn.are_greedy else "any"
 
     def drawn(self) -> SampledTokens:
         """What the op has drawn for the rows that were prepared."""

@@ -23,9 +23,10 @@ def load(folder: Path, **options: Any) -> LLM:
 
 
 def generated(llm: LLM) -> list[tuple[Any, ...]]:
-    """With log-probabilities, and without, where the captured step draws its tokens itself."""
+    """With log-probabilities, and without, where the captured step draws its tokens itself: any, or the likeliest."""
     plain = [replace(params, logprobs=None, prompt_logprobs=None) for params in PARAMS]
-    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False) + llm.generate(PROMPTS, plain, use_tqdm=False)
+    greedy = [replace(params, temperature=0.0) for params in plain]
+    outputs = [output for params in (PARAMS, plain, greedy) for output in llm.generate(PROMPTS, params, use_tqdm=False)]
     return [(one.prompt_logprobs, one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs]
 
 

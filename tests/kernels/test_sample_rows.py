@@ -3,11 +3,14 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from octavo.kernels import cpu
 from octavo.kernels.cpu import CpuOps
 from octavo.kernels.ops import Ops
+from octavo.kernels.quantized import QuantizedForm
 from octavo.kernels.sampling import GOOD, NOT_FINITE, NOTHING_LEFT, SAMPLE_ROW, SampleRows
+from octavo.kernels.testing import random_quantized
 
 VOCAB = 2500  # neither a multiple of a vector's lanes, nor of a mask's byte, nor of a block
 FILTERS = [(-1, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.05), (40, 0.8, 0.01), (0, 0.999999, 0.0)]
@@ -78,3 +81,31 @@ def test_a_row_alone_equals_the_row_among_others_on_every_instruction_set() -> N
         results += [together["token_id"].tolist(), alone["token_id"].tolist()]
     cpu.set_isa(before)
     assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 390, 2500])
+@pytest.mark.parametrize("num_rows", [1, 3, 30, 135])
+def test_the_most_likely_tokens_are_those_of_the_stored_logits(ops: Ops, num_rows: int, vocab_size: int) -> None:
+    torch.manual_seed(num_rows)
+    form = QuantizedForm(4, 32, 0, True, torch.float16)
+    dense, matrix = torch.randn(vocab_size, 70), random_quantized(form, vocab_size, 70)
+    dense[vocab_size // 2 :] = dense[: vocab_size - vocab_size // 2].clone()  # equals
+    x = torch.randn(num_rows, 70)
+    x[0] = 0.0
+    if num_rows > 2:
+        x[1, 3], x[2] = torch.nan, torch.inf
+    packed = [
+        ops.pack(dense),
+        ops.pack(dense.bfloat16()),
+        ops.pack_quantized(matrix),
+        ops.pack_quantized(matrix, False),
+    ]
+    for weight in packed:
+        expected, actual = make_rows(num_rows), make_rows(num_rows)
+        ops.sample_rows(ops.linear(x, weight, None, torch.float32).numpy(), expected)
+        ops.most_likely(x, weight, actual)
+        assert actual["status"].tolist() == expected["status"].tolist()
+        good = expected["status"] == GOOD
+        assert actual["token_id"][good].tolist() == expected["token_id"][good].tolist()
+        assert good[0]
+        assert num_rows < 3 or good.sum() == num_rows - 2
