@@ -20,7 +20,7 @@ class Altered:
 
     def __init__(self, model: Any, alter: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         self.model = model
-        self.logits = model.logits
+        self.logits, self.most_likely = model.logits, model.most_likely
         self.alter = alter
 
     def __call__(self, input_ids: torch.Tensor, ctx: object) -> torch.Tensor:
