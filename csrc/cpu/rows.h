@@ -26,6 +26,8 @@ OCTAVO_INLINE void widen_rows(const LinearArgs& a) {
 }
 
 // Panels of a unit of work. Where only the largest outputs are kept, a unit has those of one `Largest`, in order.
+static_assert(kLargestPanels % kTilePanels == 0 && kLargestPanels % kNarrowPanels == 0 &&
+              kLargestPanels % kInt8Panels == 0);
 OCTAVO_INLINE int64_t unit_panels(const LinearArgs& a, int64_t usual) { return a.draws ? kLargestPanels : usual; }
 
 // Sums as write_sums has them, into `Largest` of their rows.

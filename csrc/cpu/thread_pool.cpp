@@ -74,8 +74,8 @@ private:
     const char *next_, *end_;
 };
 
-// How one thread waits. Invariant: it has spun for an eighth at most of the time since `work_start_`, which is moved on by
-// what it spins.
+// How one thread waits. Invariant: an eighth of the time since `work_start_`, kMostSpin at most, is what it may spin now
+// beyond kLeastSpin. What it spins is taken off, and there are no debts: a time of short waits does not forbid long ones.
 class Waiter {
 public:
     // Spins on `done`, fetching meanwhile, then hands over to `sleep`.
@@ -88,7 +88,7 @@ public:
         do {
             for (int i = 0; i < 32; ++i) {
                 if (done()) {
-                    work_start_ += (1 + kWorkPerSpin) * (now - start);
+                    work_start_ = std::min(work_start_ + (1 + kWorkPerSpin) * (now - start), now);
                     return;
                 }
                 if (!fetcher.fetch()) pause();
