@@ -130,10 +130,12 @@ def test_an_interrupt_ends_a_run_between_steps_and_leaves_nothing_behind(eager_l
     model = runner.model
 
     runner.model = Altered(model, lambda input_ids, hidden_states: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     try:
         with pytest.raises(KeyboardInterrupt):
             eager_llm.generate("the lazy dog", GREEDY, use_tqdm=False)
     finally:
+        signal.signal(signal.SIGINT, before)
         runner.model = model
     eager_llm.engine.scheduler.check()
     assert eager_llm.engine.stats().num_used_blocks == 0
