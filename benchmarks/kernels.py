@@ -6,7 +6,7 @@ Ceilings: the read of a buffer of 512 MB and a loop of multiply-adds, the best o
 lowers them; and the fork and join of the pool. Kernels: the median of several tries. Every product works on enough
 copies of its weights to leave the caches, as the layers of a model do. Weights are bf16, int8, int4 or a GGUF type; the
 quantised ones are multiplied with 8-bit activations, whose ceiling is four multiply-adds for each of float32, as VNNI
-has it. With -w at the end, q4_0-w, activations stay bf16.
+has it; that of bf16 is two with avx512bf16, else one. With -w at the end, q4_0-w, activations stay bf16.
 """
 
 import argparse
@@ -122,6 +122,8 @@ def linear_rates(kind: str, num_rows: int, num_cols: int, num_tokens: int, secon
     weight_bytes = weights[0].data.nbytes
     weights += [make_weight(kind, num_rows, num_cols) for _ in range(WEIGHT_BYTES // weight_bytes)]
     copies, products = len(weights), 4 if weights[0].int8_activations else 1
+    if cpu.isa() == "avx512bf16" and kind == "bf16":
+        products = 2
     x = torch.randn(num_tokens, num_cols).bfloat16()
     rates: list[float] = []
     end = time.perf_counter() + seconds

@@ -1,10 +1,17 @@
 #include "isa.h"
 
+#include <algorithm>
+#include <chrono>
+#include <csetjmp>
+#include <csignal>
 #include <cstdlib>
 #include <stdexcept>
 
 namespace octavo {
 
+namespace avx512bf16 {
+void linear(const LinearArgs&) noexcept;
+}
 namespace avx512vnni {
 extern const OpTable table;
 }
@@ -25,7 +32,8 @@ namespace {
 
 struct Isa {
     const OpTable* table;
-    bool supported;
+    bool may_be_chosen;            // unasked: the CPU announces it, and it is not slower than the next
+    bool (*executes)() = nullptr;  // tries it, where that says too little
 };
 
 #ifdef OCTAVO_HAVE_avx512
@@ -33,14 +41,77 @@ bool has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
 }
+bool has_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #endif
 
-// Best first. An entry for another instruction set (AVX512_BF16, AMX, SVE) needs its flags in CMakeLists.txt, its
-// lanes in simd.h where they differ, and a line here.
+#ifdef OCTAVO_HAVE_avx512bf16
+// Only products of bf16 differ from VNNI's.
+const OpTable& bf16_table() {
+    static const OpTable table = [] {
+        OpTable vnni = avx512vnni::table;
+        vnni.name = "avx512bf16";
+        vnni.linear = avx512bf16::linear;
+        return vnni;
+    }();
+    return table;
+}
+
+sigjmp_buf after_bf16;
+
+// Hypervisors hide AVX512_BF16 from guests that may move to a CPU without it. It needs no state of its own, so that it
+// executes nevertheless, for whoever asks for it by name.
+bool executes_bf16() {
+    static const bool result = [] {
+        if (!has_vnni()) return false;
+        struct sigaction action = {}, before = {};
+        action.sa_handler = [](int) { siglongjmp(after_bf16, 1); };
+        sigaction(SIGILL, &action, &before);
+        const bool executed = sigsetjmp(after_bf16, 1) == 0;
+        if (executed) asm volatile("vdpbf16ps %%zmm0, %%zmm0, %%zmm0" ::: "xmm0");
+        sigaction(SIGILL, &before, nullptr);
+        return executed;
+    }();
+    return result;
+}
+
+// 7168 times the instruction, in chains enough to fill the pipes.
+#define OCTAVO_CHAINS(instruction)                                                                                    \
+    asm volatile(".irp r, 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15; vxorps %%xmm\\r, %%xmm\\r, %%xmm\\r; .endr\n"         \
+                 "mov $512, %%ecx\n"                                                                                  \
+                 "1: .irp r, 0,1,2,3,4,5,6,7,8,9,10,11,12,13; " instruction " %%zmm14, %%zmm15, %%zmm\\r; .endr\n"   \
+                 "dec %%ecx; jnz 1b; vzeroupper" ::                                                                   \
+                     : "ecx", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",   \
+                       "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15")
+
+template <class Fn>
+double least_seconds(const Fn& fn) {
+    double least = 1.0;
+    for (int i = 0; i < 8; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        fn();
+        least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return least;
+}
+
+// A dot product does the work of two multiply-adds and spares their operands' unpacking. Some CPUs take as long for it
+// as for one, others (Intel's, with AMX for such work) four times as long. It gives the same bits, so that results do
+// not depend on what is found here.
+bool bf16_is_fast() {
+    const double dots = least_seconds([] { OCTAVO_CHAINS("vdpbf16ps"); });
+    return dots < 2.0 * least_seconds([] { OCTAVO_CHAINS("vfmadd231ps"); });
+}
+#endif
+
+// Best first. An entry for another instruction set (AMX, SVE) needs its flags in CMakeLists.txt, its lanes in simd.h
+// where they differ, and a line here.
 const std::vector<Isa>& isas() {
     static const std::vector<Isa> all = {
+#ifdef OCTAVO_HAVE_avx512bf16
+        {&bf16_table(), has_vnni() && __builtin_cpu_supports("avx512bf16") && bf16_is_fast(), executes_bf16},
+#endif
 #ifdef OCTAVO_HAVE_avx512vnni
-        {&avx512vnni::table, has_avx512() && __builtin_cpu_supports("avx512vnni")},
+        {&avx512vnni::table, has_vnni()},
 #endif
 #ifdef OCTAVO_HAVE_avx512
         {&avx512::table, has_avx512()},
@@ -57,20 +128,23 @@ const std::vector<Isa>& isas() {
     return all;
 }
 
+bool is_supported(const Isa& isa) { return isa.may_be_chosen || (isa.executes && isa.executes()); }
+
 const OpTable& find(const std::string& name) {
+    for (const Isa& isa : isas())
+        if (name == isa.table->name && is_supported(isa)) return *isa.table;
     std::string names;
-    for (const Isa& isa : isas()) {
-        if (!isa.supported) continue;
-        if (name == isa.table->name) return *isa.table;
-        names += (names.empty() ? "" : ", ") + std::string(isa.table->name);
-    }
+    for (const std::string& supported : supported_isas()) names += (names.empty() ? "" : ", ") + supported;
     throw std::invalid_argument("instruction set '" + name +
                                 "' is not available here. OCTAVO_CPU_ISA can be: " + names);
 }
 
 const OpTable& initial() {
     const char* name = std::getenv("OCTAVO_CPU_ISA");
-    return find(name && *name ? name : supported_isas().front());
+    if (name && *name) return find(name);
+    for (const Isa& isa : isas())
+        if (isa.may_be_chosen) return *isa.table;
+    return scalar::table;
 }
 
 const OpTable*& active() {
@@ -83,7 +157,7 @@ const OpTable*& active() {
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names;
     for (const Isa& isa : isas())
-        if (isa.supported) names.push_back(isa.table->name);
+        if (is_supported(isa)) names.push_back(isa.table->name);
     return names;
 }
 

@@ -6,23 +6,53 @@
 
 namespace octavo::OCTAVO_ISA {
 
-// The activations of up to kTileRows rows as float32, in blocks of 16 columns: [ceil(K / 16)][kTileRows][16], so that a
-// register tile reads all its rows at fixed distances from one pointer.
+// Two columns of activations as they lie, where dot products of pairs are one instruction.
+struct Bf16Pair {
+    bf16 first, second;
+};
+// Columns that an item of activations has; items and blocks of a row.
+template <class X>
+constexpr int64_t kColumns = 1;
+template <>
+inline constexpr int64_t kColumns<Bf16Pair> = 2;
+template <class X = float>
+OCTAVO_INLINE int64_t num_items(int64_t num_cols) {
+    return (num_cols + kColumns<X> - 1) / kColumns<X>;
+}
+template <class X = float>
+OCTAVO_INLINE int64_t num_blocks(int64_t num_cols) {
+    return (num_items<X>(num_cols) + kLanes - 1) / kLanes;
+}
+
+// Sixteen items of a row that has num_cols columns left, zeros behind them.
+template <class T>
+OCTAVO_INLINE void put_items(float* out, const T* x, int64_t num_cols) {
+    store(out, load(x, num_cols));
+}
+OCTAVO_INLINE void put_items(Bf16Pair* out, const bf16* x, int64_t num_cols) {
+    constexpr int64_t kSize = 2 * kLanes;
+    for (int64_t i = num_cols; i < kSize; ++i) (&out->first)[i] = bf16{};
+    __builtin_memcpy(out, x, (num_cols < kSize ? num_cols : kSize) * sizeof(bf16));
+}
+
+// The activations of up to kTileRows rows, in blocks of 16 items: [blocks of a row][kTileRows][16], so that a register
+// tile reads all its rows at fixed distances from one pointer.
 constexpr int64_t kBlock = kTileRows * kLanes;
 
-OCTAVO_INLINE int64_t num_blocks(int64_t num_cols) { return (num_cols + kLanes - 1) / kLanes; }
-
-// Activations to float32, in blocks.
-OCTAVO_INLINE void widen_rows(const LinearArgs& a) {
-    with_type(a.x_dtype, a.x, [&](auto* x) {
-        parallel_ranges(a.num_tokens, 8192 / a.num_cols, [&](int64_t first, int64_t last) {
-            for (int64_t row = first; row < last; ++row) {
-                float* out = a.x_f32 + row / kTileRows * kBlock * num_blocks(a.num_cols) + row % kTileRows * kLanes;
-                for (int64_t k = 0; k < a.num_cols; k += kLanes, out += kBlock)
-                    store(out, load(x + row * a.num_cols + k, a.num_cols - k));
-            }
-        });
+template <class T, class X>
+OCTAVO_INLINE const X* arrange_rows(const LinearArgs& a, const T* x, X* blocks) {
+    parallel_ranges(a.num_tokens, 8192 / a.num_cols, [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            X* out = blocks + row / kTileRows * kBlock * num_blocks<X>(a.num_cols) + row % kTileRows * kLanes;
+            for (int64_t k = 0; k < a.num_cols; k += kLanes * kColumns<X>, out += kBlock)
+                put_items(out, x + row * a.num_cols + k, a.num_cols - k);
+        }
     });
+    return blocks;
+}
+OCTAVO_INLINE const float* widen_rows(const LinearArgs& a) {
+    with_type(a.x_dtype, a.x, [&](auto* x) { arrange_rows(a, x, a.x_f32); });
+    return a.x_f32;
 }
 
 // Panels of a unit of work. Where only the largest outputs are kept, a unit has those of one `Largest`, in order.

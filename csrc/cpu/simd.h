@@ -7,6 +7,9 @@
 #include "ops.h"
 #include "thread_pool.h"
 
+#if defined(OCTAVO_ISA_avx512bf16)  // VNNI, and dot products of bf16
+#define OCTAVO_ISA_avx512vnni 1
+#endif
 #if defined(OCTAVO_ISA_avx512vnni)  // AVX-512 whose integer dot products are one instruction
 #define OCTAVO_ISA_avx512 1
 #endif

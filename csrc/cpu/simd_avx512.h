@@ -1,4 +1,4 @@
-// The sixteen lanes of simd.h as one AVX-512 register, with VNNI or without. Included there, inside its namespace.
+// The sixteen lanes of simd.h as one AVX-512 register, with VNNI and BF16 or without. Included there, inside its namespace.
 
 using Vec = __m512;
 constexpr int kTileRows = 8;      // rows of a register tile of linear
@@ -106,3 +106,12 @@ OCTAVO_INLINE Vec load_first(const bf16* p) {
 OCTAVO_INLINE Vec load_second(const bf16* p) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0xffff0000)));
 }
+#if defined(OCTAVO_ISA_avx512bf16)
+OCTAVO_INLINE IntVec load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
+// sum plus, in each lane, a pair of bf16 times another: two multiply-adds, the second numbers' first, which flush
+// denormals as ours do.
+OCTAVO_INLINE Vec dot2(Vec sum, IntVec pairs, IntVec values) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(values));
+    return sum;
+}
+#endif

@@ -8,7 +8,8 @@ import torch
 from octavo.kernels import cpu
 from octavo.kernels.ops import Ops
 
-NATIVE = [f"cpu-{isa}" for isa in cpu.supported_isas()]
+# avx512bf16 is avx512vnni but for products of bf16, whose bits are compared instead (test_exactness.py).
+NATIVE = [f"cpu-{isa}" for isa in cpu.supported_isas() if isa != "avx512bf16"]
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,7 +41,8 @@ def test_the_instruction_set_can_be_chosen_by_environment() -> None:
     code = "from octavo.kernels import _cpu; print(_cpu.isa())"
     for isa in cpu.supported_isas():
         assert run_python(code, OCTAVO_CPU_ISA=isa) == isa
-    assert run_python(code) == cpu.supported_isas()[0]
+    best = next(isa for isa in cpu.supported_isas() if isa != "avx512bf16")  # that one is better on some CPUs only
+    assert run_python(code) in ({best, "avx512bf16"} if "avx512_bf16" in Path("/proc/cpuinfo").read_text() else {best})
 
 
 def test_an_unknown_instruction_set_is_refused_with_the_choices() -> None:

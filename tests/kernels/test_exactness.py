@@ -238,3 +238,22 @@ def test_the_callers_floating_point_mode_neither_matters_nor_changes(native: Cpu
         torch.set_flush_denormal(False)
         assert kept == flush
     assert same_bits(results[0], results[1])
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 9, 17, 64, 130])
+def test_products_of_bf16_have_the_same_bits_on_all_instruction_sets(num_rows: int) -> None:
+    """Some multiply pairs of columns in one instruction. Denormals are flushed by all, before and after."""
+    before = cpu.isa()
+    for num_cols in (1, 2, 31, 33, 100, 576):
+        x, weight = torch.randn(num_rows, num_cols), torch.randn(150, num_cols)
+        x[:, ::7] *= 2.0**-80
+        weight[:, ::7] *= 2.0 ** -torch.randint(40, 60, weight[:, ::7].shape)
+        weight[:, ::11] = 1e-39  # a denormal
+        bias, results = torch.randn(150), []
+        for isa in cpu.supported_isas():
+            cpu.set_isa(isa)
+            ops = CpuOps()
+            packed = ops.pack(weight.bfloat16())
+            results += [ops.linear(x.bfloat16(), packed, b, torch.float32) for b in (None, bias)]
+        assert all(same_bits(result, results[i % 2]) for i, result in enumerate(results)), num_cols
+    cpu.set_isa(before)
