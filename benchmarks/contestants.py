@@ -178,20 +178,23 @@ def run_offline(engine: str, name: str, load: Load, seed: int, peers: Peers) -> 
     return dict(json.loads(printed.splitlines()[-1]))
 
 
-def run_prompt(engine: str, name: str, load: Load, seed: int, peers: Peers) -> Figures:
-    """Prompt tokens per second of one prompt, without HTTP."""
+def run_alone(engine: str, name: str, load: Load, seed: int, peers: Peers) -> Figures:
+    """Tokens per second of one request, without HTTP: of its prompt, if that is all but one of them, else of its
+    output. llama-bench reads no prompt before it generates."""
+    is_prompt = load.output_len == 1
+    figure, num_tokens = ("prompt tok/s", load.input_len) if is_prompt else ("output tok/s", load.output_len)
     if engine == "octavo":
         file, options = octavo_options(name)
         model = f"--model={peers.models / f'{file}.gguf'}"
-        sizes = [f"--input-len={load.input_len}", "--output-len=1", "--batch-size=1", "--num-iters-warmup=2"]
-        printed = _run([OCTAVO, "bench", "latency", model, *sizes, "--num-iters=8", *options])
-        return {"prompt tok/s": load.input_len / _number(r"Avg latency: ([\d.e-]+)", printed)}
+        sizes = [f"--input-len={load.input_len}", f"--output-len={load.output_len}", "--batch-size=1"]
+        printed = _run([OCTAVO, "bench", "latency", model, *sizes, "--num-iters-warmup=2", "--num-iters=8", *options])
+        return {figure: num_tokens / _number(r"Avg latency: ([\d.e-]+)", printed)}
     if engine == "llama.cpp":
         model = str(peers.models / f"{name}.gguf")
-        sizes = ["-p", str(load.input_len), "-n", "0", "-r", "8", "-t", str(NUM_THREADS), "-o", "json"]
-        printed = _run([str(peers.llama / "llama-bench"), "-m", model, *sizes])
-        return {"prompt tok/s": float(json.loads(printed)[0]["avg_ts"])}
-    raise ValueError(f"{engine} is not measured on a prompt alone")
+        sizes = ["-p", str(load.input_len), "-n", "0"] if is_prompt else ["-p", "0", "-n", str(load.output_len)]
+        command = [str(peers.llama / "llama-bench"), "-m", model, *sizes, "-r", "8", "-t", str(NUM_THREADS)]
+        return {figure: float(json.loads(_run([*command, "-o", "json"]))[0]["avg_ts"])}
+    raise ValueError(f"{engine} is not measured on one request alone")
 
 
 def _run(command: list[str]) -> str:

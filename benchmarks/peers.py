@@ -7,6 +7,7 @@ Loads (64 requests of 128 random prompt tokens and 128 generated, unless said ot
     batch-http     all at once, over HTTP, one client for all engines
     batch-offline  all at once, without HTTP
     stream-http    4 requests, one after the other
+    stream-offline one request of 16 prompt tokens and 128 generated, without HTTP
     prompt         one prompt of 512 tokens, without HTTP
     prefix-http    64 requests, 512 shared + 32 own + 32 generated tokens, 16 at once
 Contestants are engine:format; formats are the files that `peer_models.py` makes, and for octavo also int8 and int4,
@@ -19,7 +20,7 @@ import argparse
 import statistics
 from pathlib import Path
 
-from contestants import Figures, Load, Peers, Server, run_offline, run_prompt, serve
+from contestants import Figures, Load, Peers, Server, run_alone, run_offline, serve
 from kernels import Ceilings
 
 from octavo.kernels import cpu
@@ -29,6 +30,7 @@ LOADS = {
     "batch-http": Load(64, 0, 128, 128, 64),
     "batch-offline": Load(64, 0, 128, 128, 64),
     "stream-http": Load(4, 0, 128, 128, 1),
+    "stream-offline": Load(1, 0, 16, 128, 1),
     "prompt": Load(1, 0, 512, 1, 1),
     "prefix-http": Load(64, 512, 32, 32, 16),
 }
@@ -76,7 +78,7 @@ def measure(load_name: str, contestant: str, index: int, servers: dict[str, Serv
     load, (engine, name) = LOADS[load_name], contestant.split(":")
     if contestant in servers:
         return servers[contestant].measure(load, seed=index + 1)
-    run = run_prompt if load_name == "prompt" else run_offline
+    run = run_alone if load.num_requests == 1 else run_offline
     return run(engine, name, load, index + 1, peers)
 
 

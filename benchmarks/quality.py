@@ -5,7 +5,8 @@
 The text is Python's own documentation strings, standard library modules in alphabetical order: the same for everybody
 with the same Python. The model reads it in chunks that share nothing, and predicts each token but the first. A GGUF
 format is made from the model's float32 weights by the gguf package's quantiser; `own` is the file's blocks as they are.
-Formats end in -w where activations stay in bfloat16.
+Formats end in -w where activations stay in bfloat16. A format may also be another file of the same model, which other
+tools quantised: its blocks are taken as they are.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def main() -> None:
     print("| format | perplexity | to bf16 | mean KL to float32 | greedy agreement |\n|---|---|---|---|---|")
     base = scores.get("bf16", scores["float32"]).perplexity
     for name, score in scores.items():
-        print(f"| {name} | {score.perplexity:.3f} | {score.perplexity / base - 1:+.2%} | {score.row} |")
+        print(f"| {Path(name).stem} | {score.perplexity:.3f} | {score.perplexity / base - 1:+.2%} | {score.row} |")
 
 
 def documentation(num_characters: int) -> str:
@@ -146,6 +147,8 @@ class Requantized:
 
 def make_model(name: str, checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> tuple[CausalLM, torch.dtype]:
     """The model in this format, and the type of its activations between products."""
+    if name.endswith(".gguf"):
+        checkpoint, name = open_checkpoint(name), "own"
     form, _, suffix = name.partition("-")
     dtype = torch.float32 if form == "float32" else torch.bfloat16
     if form.upper() in MADE:
