@@ -95,14 +95,15 @@ class EngineFailed(msgspec.Struct, tag="failed", frozen=True):
 
 
 class StepResult(msgspec.Struct, tag="step", frozen=True):
-    """Deltas of one or more steps, in order, and the scheduler's counters after them."""
+    """Deltas of one or more steps, in order."""
 
     deltas: list[RequestDelta]
-    stats: SchedulerStats
+    stats: SchedulerStats | None = None
+    """The scheduler's counters after them, where they are worth a message: see `EngineLoop`."""
     started: dict[int, float] = {}
     """Requests that were scheduled for the first time, and when, on the clock of `time.monotonic`."""
     memory_roof_share: float | None = None
-    """How near the latest decode steps came to what memory allows, where that is known."""
+    """How near the latest decode steps came to what memory allows, where that is known; comes with the counters."""
 
 
 ToEngine = AddRequest | AddPooling | AbortRequests | FinishRequest

@@ -39,7 +39,7 @@ IDLE = SchedulerStats(
 
 
 class EngineMetrics:
-    """One engine's metrics in a registry of their own. `stats` is replaced whole after every step, and
+    """One engine's metrics in a registry of their own. `stats` is replaced whole as the engine sends them, and
     `memory_roof_share` with it."""
 
     def __init__(self, model_name: str) -> None:

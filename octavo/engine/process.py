@@ -5,6 +5,7 @@ watches its parent.
 """
 
 import gc
+import math
 import os
 import shutil
 import signal
@@ -42,6 +43,8 @@ __all__ = ["BuildEngine", "Channel", "Engine", "EngineLoop", "SocketChannel", "m
 MAX_UNREAD_RESULTS = 1000
 """Results the API process may leave unread before the engine merges them instead of sending more."""
 LAST_WORDS_MS = 2000
+STATS_S = 0.1
+"""How old the counters that the API process has may become while steps are computed."""
 
 
 class Engine(Protocol):
@@ -96,7 +99,7 @@ class SocketChannel:
 
     def receive(self) -> list[ToEngine]:
         messages = []
-        while self._socket.poll(0):
+        while self._socket.get(zmq.EVENTS) & zmq.POLLIN:
             messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
         return messages
 
@@ -117,7 +120,8 @@ class EngineLoop:
     """Turns of: take what has arrived, compute a step, report it.
 
     Invariant: `_unsent` holds, in order, the deltas that the API process had no room for, and `_started` the requests
-    that were first scheduled meanwhile; they go with the next report.
+    that were first scheduled meanwhile; they go with the next report. Counters go with a report if requests have begun
+    or ended, if nothing is left to do, or if none went for STATS_S: decode steps are too short to count each.
     """
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
@@ -125,6 +129,7 @@ class EngineLoop:
         self._channel = channel
         self._unsent: list[RequestDelta] = []
         self._started: dict[int, float] = {}
+        self._stats_at = -math.inf  # when counters went last
         self._num_turns = 0
         self._is_idle = False
 
@@ -176,9 +181,17 @@ class EngineLoop:
             self._engine.add_request(request)
 
     def _report(self) -> None:
-        engine = self._engine
-        if self._channel.send(StepResult(self._unsent, engine.stats(), self._started, engine.memory_roof_share)):
+        engine, now = self._engine, time.monotonic()
+        has_news = self._started or not engine.has_unfinished_requests or any(d.finish_reason for d in self._unsent)
+        if has_news or now >= self._stats_at + STATS_S:
+            result = StepResult(self._unsent, engine.stats(), self._started, engine.memory_roof_share)
+        elif self._unsent:
+            result = StepResult(self._unsent)
+        else:
+            return
+        if self._channel.send(result):
             self._unsent, self._started = [], {}
+            self._stats_at = self._stats_at if result.stats is None else now
 
 
 def _end_with_parent(folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -15,7 +16,7 @@ from octavo.engine.client import EngineClient
 from octavo.engine.launch import EngineProcess
 from octavo.engine.messages import AbortRequests, AddRequest, FinishRequest, FromEngine, StepResult, ToEngine
 from octavo.engine.metrics import IDLE, EngineMetrics
-from octavo.engine.process import MAX_UNREAD_RESULTS, EngineLoop, SocketChannel
+from octavo.engine.process import MAX_UNREAD_RESULTS, STATS_S, EngineLoop, SocketChannel
 from octavo.errors import EngineDeadError, InvalidRequestError
 from octavo.sampling_params import SamplingParams
 from tests.server.running import make_tokenizer_folder
@@ -128,6 +129,20 @@ def test_a_reader_that_is_behind_gets_several_steps_in_one_message() -> None:
     channel.has_room = True
     loop.turn()
     assert channel.sent == [StepResult([RequestDelta(1, [n]) for n in (1, 2, 3)], structs.replace(IDLE, num_running=1))]
+
+
+def test_counters_go_with_news_and_when_they_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("octavo.engine.process.time", SimpleNamespace(monotonic=lambda: now))
+    engine, channel = FakeEngine(), FakeChannel([add(1, 5)])
+    loop = EngineLoop(engine, channel)
+    for seconds in (0.0, 0.01, STATS_S, 0.01):
+        now += seconds
+        loop.turn()
+    channel.inbox = [AbortRequests([1])]
+    loop.turn()
+    counted = [isinstance(result, StepResult) and result.stats is not None for result in channel.sent]
+    assert counted == [True, False, True, False, True]
 
 
 def test_an_idle_engine_with_unsent_deltas_also_waits_for_room() -> None:
