@@ -244,12 +244,13 @@ class StepFiller {
 public:
     StepFiller(uintptr_t token_ids, uintptr_t block_tables, int64_t num_rows, int64_t row_tokens, int64_t row_blocks,
                int64_t block_size, const std::vector<uintptr_t>& arrays, const std::vector<uintptr_t>& slot_mappings,
-               const std::vector<uintptr_t>& step_tables, int64_t num_tokens, int64_t num_requests, int64_t step_blocks)
+               const std::vector<uintptr_t>& step_tables, uintptr_t draws, int64_t num_tokens, int64_t num_requests,
+               int64_t step_blocks)
         : tables_{pointer<int32_t>(token_ids), pointer<int32_t>(block_tables), num_rows, row_tokens, row_blocks,
                   block_size},
           arrays_{pointer<int32_t>(arrays.at(0)), pointer<int32_t>(arrays.at(1)), pointer<int32_t>(arrays.at(2)),
                   pointer<int32_t>(arrays.at(3)), pointer<int32_t>(arrays.at(4)), pointer<int32_t>(arrays.at(5)),
-                  pointer<int32_t>(arrays.at(6)), pointer<int32_t>(arrays.at(7)), {}, {}, num_tokens, num_requests,
+                  pointer<int32_t>(arrays.at(6)), {}, {}, pointer<SampleRow>(draws), num_tokens, num_requests,
                   step_blocks} {
         for (const uintptr_t address : slot_mappings) arrays_.slot_mappings.push_back(pointer<int32_t>(address));
         for (const uintptr_t address : step_tables) arrays_.block_tables.push_back(pointer<int32_t>(address));
@@ -266,15 +267,22 @@ public:
             requests_.push_back({nb::cast<int64_t>(rows[i]), nb::cast<int64_t>(num_computed[i]),
                                  nb::cast<int64_t>(num_scheduled[i]), nb::cast<bool>(samples[i])});
         const FilledStep step = fill_step(tables_, arrays_, requests_);
+        num_sampled_ = step.num_sampled;
         return nb::make_tuple(step.num_tokens, step.num_sampled, step.num_blocks);
     }
 
-    void append(const std::vector<int32_t>& token_ids) { append_tokens(tables_, arrays_, token_ids); }
+    nb::tuple append() {
+        const bool are_good = append_tokens(tables_, arrays_, num_sampled_);
+        nb::list token_ids;
+        for (int64_t s = 0; s < num_sampled_; ++s) token_ids.append(arrays_.draws[s].token_id);
+        return nb::make_tuple(token_ids, are_good);
+    }
 
 private:
     BatchTables tables_;
     StepArrays arrays_;
     std::vector<ScheduledRequest> requests_;
+    int64_t num_sampled_ = 0;
 };
 
 // A contiguous array of the host, as long as this lives.
@@ -321,7 +329,7 @@ double bind_time_read(const std::vector<std::pair<uintptr_t, int64_t>>& buffers)
 NB_MODULE(_cpu, m) {
     m.attr("ATTENTION_PARTITION") = kPartition;
     m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
-    m.def("supported_isas", &supported_isas, "Instruction sets that this build and this CPU have, best first.");
+    m.def("supported_isas", &supported_isas, "Instruction sets that this build has and this CPU executes.");
     m.def("isa", [] { return active_table().name; }, "The instruction set in use.");
     m.def("set_isa", &set_isa, nb::arg("name"), "Use another instruction set; ValueError if it is not supported.");
     m.def("num_threads", &num_threads);
@@ -365,7 +373,8 @@ NB_MODULE(_cpu, m) {
           "Run all ops of each (recording, rows, requests); IndexError for an index outside its tensor.");
     nb::class_<StepFiller>(m, "StepFiller", "Fills in a step's inputs from a batch's rows.")
         .def(nb::init<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, const std::vector<uintptr_t>&,
-                      const std::vector<uintptr_t>&, const std::vector<uintptr_t>&, int64_t, int64_t, int64_t>())
+                      const std::vector<uintptr_t>&, const std::vector<uintptr_t>&, uintptr_t, int64_t, int64_t,
+                      int64_t>())
         .def("fill", &StepFiller::fill)
         .def("append", &StepFiller::append);
     m.attr("FMA_FLOPS") = 2 * kFmaSteps * kLanes;

@@ -49,15 +49,20 @@ FilledStep fill_step(const BatchTables& tables, const StepArrays& arrays, const 
         if (!samples) continue;
         arrays.logits_rows[step.num_sampled] = int32_t(step.num_tokens - 1);
         arrays.sampled_rows[step.num_sampled] = int32_t(row);
-        arrays.sampled_positions[step.num_sampled] = int32_t(end);
+        arrays.draws[step.num_sampled].position = uint32_t(end);
         ++step.num_sampled;
     }
     return step;
 }
 
-void append_tokens(const BatchTables& tables, const StepArrays& arrays, const std::vector<int32_t>& token_ids) {
-    for (size_t s = 0; s < token_ids.size(); ++s)
-        tables.token_ids[arrays.sampled_rows[s] * tables.row_tokens + arrays.sampled_positions[s]] = token_ids[s];
+bool append_tokens(const BatchTables& tables, const StepArrays& arrays, int64_t num_sampled) {
+    bool are_good = true;
+    for (int64_t s = 0; s < num_sampled; ++s) {
+        const SampleRow& draw = arrays.draws[s];
+        tables.token_ids[arrays.sampled_rows[s] * tables.row_tokens + draw.position] = draw.token_id;
+        are_good &= draw.status == SampleStatus::good;
+    }
+    return are_good;
 }
 
 }  // namespace octavo

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "ops.h"
+
 namespace octavo {
 
 // As BatchTables and StepArrays there.
@@ -15,8 +17,9 @@ struct BatchTables {
 };
 
 struct StepArrays {
-    int32_t *input_ids, *positions, *query_start, *seq_lens, *rows, *logits_rows, *sampled_rows, *sampled_positions;
+    int32_t *input_ids, *positions, *query_start, *seq_lens, *rows, *logits_rows, *sampled_rows;
     std::vector<int32_t*> slot_mappings, block_tables;  // one a group
+    SampleRow* draws;
     int64_t num_tokens, num_requests, row_blocks;       // room for so many
 };
 
@@ -32,7 +35,7 @@ struct ScheduledRequest {
 // Throws std::out_of_range for what there is no room for.
 FilledStep fill_step(const BatchTables& tables, const StepArrays& arrays, const std::vector<ScheduledRequest>& requests);
 
-// Each token at its place in the table: those that the step last filled in has sampled.
-void append_tokens(const BatchTables& tables, const StepArrays& arrays, const std::vector<int32_t>& token_ids);
+// Puts the first num_sampled draws' tokens at their places in the table. Returns whether all draws are good.
+bool append_tokens(const BatchTables& tables, const StepArrays& arrays, int64_t num_sampled);
 
 }  // namespace octavo

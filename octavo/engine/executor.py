@@ -1,8 +1,9 @@
 """Executors of one process: steps computed in the caller's thread, or one after the other in a worker thread."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput, StepHandle
 
@@ -16,8 +17,7 @@ class Runner(Protocol):
     def forget(self, request_ids: list[int]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
+class _Done(Struct, frozen=True, gc=False):
     """A step that is over: the handle costs a fraction of a Future."""
 
     output: ModelRunnerOutput | Exception

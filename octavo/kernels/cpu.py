@@ -384,7 +384,7 @@ class NativeFiller(_cpu.StepFiller):
         self.tables, self.arrays = tables, arrays
         num_rows, row_tokens = tables.token_ids.shape
         inputs = (arrays.input_ids, arrays.positions, arrays.query_start, arrays.seq_lens, arrays.rows)
-        sampled = (arrays.logits_rows, arrays.sampled_rows, arrays.sampled_positions)
+        sampled = (arrays.logits_rows, arrays.sampled_rows)
         super().__init__(
             _address(tables.token_ids),
             _address(tables.block_tables),
@@ -395,6 +395,7 @@ class NativeFiller(_cpu.StepFiller):
             [_address(array) for array in inputs + sampled],
             [_address(slots) for slots in arrays.slot_mappings],
             [_address(table) for table in arrays.block_tables],
+            arrays.draws.ctypes.data,
             len(arrays.positions),
             len(arrays.seq_lens),
             arrays.block_tables[0].shape[1],

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from octavo.kernels.sampling import SAMPLE_ROW, SampleRows
 
@@ -38,8 +39,7 @@ class StepArrays:
     rows: Int32Array  # [R]: each request's row in the batch
     logits_rows: Int32Array  # [R]: of each request that samples, the index of its last token among the step's
     sampled_rows: Int32Array  # [R]: likewise its row in the batch
-    sampled_positions: Int32Array  # [R]: and the position of the token that is sampled
-    draws: SampleRows  # [R]: and what its token is drawn by; then the token
+    draws: SampleRows  # [R]: and what its token is drawn by, its position among it; then the token
 
     @classmethod
     def make(cls, num_tokens: int, num_requests: int, num_groups: int, num_blocks: int) -> "StepArrays":
@@ -58,13 +58,11 @@ class StepArrays:
             rows=zeros(num_requests),
             logits_rows=zeros(num_requests),
             sampled_rows=zeros(num_requests),
-            sampled_positions=zeros(num_requests),
             draws=np.zeros(num_requests, SAMPLE_ROW),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
+class StepInputs(Struct, frozen=True, gc=False):
     """A step's inputs, valid until the next one's are filled in: T tokens of R requests, S of which sample."""
 
     arrays: StepArrays
@@ -113,10 +111,6 @@ class StepInputs:
         return self.arrays.sampled_rows[: self.num_sampled]
 
     @property
-    def sampled_positions(self) -> Int32Array:  # [S]
-        return self.arrays.sampled_positions[: self.num_sampled]
-
-    @property
     def draws(self) -> SampleRows:  # [S]
         return self.arrays.draws[: self.num_sampled]
 
@@ -132,14 +126,16 @@ class StepFiller(Protocol):
         samples: list[bool],
         /,
     ) -> tuple[int, int, int]:
-        """The inputs of the requests in these rows, in this order: T, S and the most blocks.
+        """The inputs of the requests in these rows, in this order, and of draws the positions: T, S and the most
+        blocks.
 
         Raises IndexError for what the arrays or tables have no room for.
         """
         ...
 
-    def append(self, token_ids: list[int], /) -> None:
-        """Store what the step sampled [S] in the tables, each after its request's last token."""
+    def append(self) -> tuple[list[int], bool]:
+        """Store the tokens [S] that the step has drawn in the tables, each after its request's last one. Returns them,
+        and whether the draws are all good."""
         ...
 
 
@@ -147,6 +143,7 @@ class ReferenceFiller:
     def __init__(self, tables: BatchTables, arrays: StepArrays) -> None:
         self.tables = tables
         self.arrays = arrays
+        self._num_sampled = 0
 
     def fill(
         self,
@@ -178,10 +175,11 @@ class ReferenceFiller:
         sampled = np.flatnonzero(samples)
         arrays.logits_rows[: len(sampled)] = arrays.query_start[sampled + 1] - 1
         arrays.sampled_rows[: len(sampled)] = arrays.rows[sampled]
-        arrays.sampled_positions[: len(sampled)] = ends[sampled]
+        arrays.draws["position"][: len(sampled)] = ends[sampled]
+        self._num_sampled = len(sampled)
         return num_tokens, len(sampled), num_blocks
 
-    def append(self, token_ids: list[int], /) -> None:
-        num_sampled = len(token_ids)
-        places = self.arrays.sampled_rows[:num_sampled], self.arrays.sampled_positions[:num_sampled]
-        self.tables.token_ids[places] = token_ids
+    def append(self) -> tuple[list[int], bool]:
+        rows, draws = self.arrays.sampled_rows[: self._num_sampled], self.arrays.draws[: self._num_sampled]
+        self.tables.token_ids[rows, draws["position"]] = draws["token_id"]
+        return draws["token_id"].tolist(), not draws["status"].any()

@@ -82,14 +82,15 @@ class InputBatch:
                 self.block_tables[row, :, start : start + num_new] = groups
                 self.num_blocks[row] += num_new
 
-    def prepare(self, step: SchedulerOutput) -> StepInputs:
-        """The step's inputs, valid until the next call; `apply` has been called."""
+    def prepare(self, step: SchedulerOutput) -> tuple[StepInputs, list[int]]:
+        """The step's inputs, valid until the next call, and its requests' rows; `apply` has been called."""
         row_of = self.row_of
         rows = [row_of[request_id] for request_id in step.request_ids]
         filled = self._filler.fill(rows, step.num_computed_tokens, step.num_scheduled_tokens, step.samples)
         num_tokens, num_sampled, num_blocks = filled
-        return StepInputs(self.arrays, num_tokens, len(rows), num_sampled, num_blocks)
+        return StepInputs(self.arrays, num_tokens, len(rows), num_sampled, num_blocks), rows
 
-    def append(self, token_ids: list[int]) -> None:
-        """Store what the step sampled [S], each after its request's last token."""
-        self._filler.append(token_ids)
+    def append(self) -> tuple[list[int], bool]:
+        """Store the tokens [S] that the step has drawn, each after its request's last one. Returns them, and whether
+        the draws are all good."""
+        return self._filler.append()

@@ -63,21 +63,24 @@ class ModelRunner:
         start = time.perf_counter()
         if not step.request_ids:
             return ModelRunnerOutput([], [], [], failed_copies=copied.failed, copy_s=copied.seconds)
-        inputs = self.batch.prepare(step)
+        inputs, rows = self.batch.prepare(step)
         if self.tier is not None:
             self.tier.populate(_blocks_read(inputs, self.batch.block_size))
-        draw = self.sampler.prepare(inputs.sampled_rows.tolist(), inputs.sampled_positions)
-        if self.masks is not None and self.masks.are_wanted:
-            draw = "no"
         request_ids = step.request_ids
         if inputs.num_sampled < inputs.num_requests:
-            request_ids = list(compress(request_ids, step.samples))
+            request_ids, rows = (list(compress(items, step.samples)) for items in (request_ids, rows))
+        draw = self.sampler.prepare(rows)
+        if self.masks is not None and self.masks.are_wanted:
+            draw = "no"
         self.forward.run(inputs, draw)  # what comes before it is in the caches, what comes after is not
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         if self.prompt_logprobs.are_wanted:
             prompt_logprobs = self.prompt_logprobs.compute(step, inputs, self.forward.logits)
-        sampled = self._sample(request_ids, self.forward.sampled_logits()) if draw == "no" else self.sampler.drawn()
-        self.batch.append(sampled.token_ids)
+        if draw == "no":
+            sampled = self._sample(request_ids, self.forward.sampled_logits())
+            self.batch.append()
+        else:
+            sampled = self.sampler.drawn(*self.batch.append())
         return _output(request_ids, sampled, prompt_logprobs, copied, time.perf_counter() - start)
 
     def _copy(self, copies: list[tuple[int, int]]) -> CopyResult:

@@ -63,7 +63,7 @@ class DecoderPoolingRunner(ModelRunner):
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._update_requests(step)
-        inputs = self.batch.prepare(step)
+        inputs, _ = self.batch.prepare(step)
         self.forward.run(inputs)
         request_ids = list(compress(step.request_ids, step.samples))
         return _embeddings(request_ids, self.forward.hidden_states(), inputs, self.pooling, self.ops, self.device)

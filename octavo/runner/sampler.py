@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from octavo.core.step import NewRequest, TokenLogprobs, TokenMask
 from octavo.kernels.ops import Ops
@@ -37,8 +38,7 @@ NO_MASKS: Mapping[int, TokenMask] = {}
 Float32Array = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
+class SampledTokens(Struct, frozen=True, gc=False):
     token_ids: list[int]  # [S]
     logprobs: list[TokenLogprobs | None]
     failed: dict[int, str]
@@ -63,10 +63,13 @@ class _Extra:
 class _Drawn:
     """The numbers of one batch's rows, and views of what varies from step to step."""
 
-    def __init__(self, rows: list[int], numbers: SampleRows) -> None:
+    def __init__(self, rows: list[int], numbers: SampleRows, filled: SampleRows) -> None:
+        """`filled` has what goes into `numbers`, but for the positions."""
         self.rows = rows
         self.numbers = numbers
         self.positions = self.numbers["position"]
+        filled["position"] = self.positions
+        numbers[:] = filled
         self.masks = self.numbers["mask"]
         self.token_ids = self.numbers["token_id"]
         self.statuses = self.numbers["status"]
@@ -101,22 +104,20 @@ class Sampler:
     def remove(self, row: int) -> None:
         self._extras.pop(row, None)
 
-    def prepare(self, rows: list[int], positions: npt.NDArray[np.int32]) -> Draw:
-        """Before the logits are there: fill in the numbers of these rows [S]; positions [S]: of the tokens being
-        sampled. Returns which op is all that is left to do, if their logits need nothing else."""
+    def prepare(self, rows: list[int]) -> Draw:
+        """Before the logits are there: fill in the numbers of these rows [S], all but the positions. Returns which op
+        is all that is left to do, if their logits need nothing else."""
         if self._drawn is None or self._drawn.rows != rows:
-            numbers = self._draws[: len(rows)]
-            numbers[:] = self._rows[rows]
-            self._drawn = _Drawn(rows, numbers)
-        self._drawn.positions[:] = positions
+            self._drawn = _Drawn(rows, self._draws[: len(rows)], self._rows[rows])
         if self._extras and not self._extras.keys().isdisjoint(rows):
             return "no"
         return "most_likely" if self._drawn.are_greedy else "any"
 
-    def drawn(self) -> SampledTokens:
-        """What the op has drawn for the rows that were prepared."""
+    def drawn(self, token_ids: list[int], are_good: bool) -> SampledTokens:
+        """What the op has drawn for the rows that were prepared, read already."""
         assert self._drawn is not None
-        return _sampled(self._drawn, {})
+        failed = {} if are_good else _failures(self._drawn)
+        return SampledTokens(token_ids, [None] * len(token_ids), failed)
 
     def sample(self, logits: Float32Array, masks: Mapping[int, TokenMask] = NO_MASKS) -> SampledTokens:
         """Draw for the rows that were prepared. logits [S, V], overwritten; masks of the constrained ones, by their
@@ -138,7 +139,8 @@ class Sampler:
         finally:
             if masks:
                 drawn.masks[:] = 0
-        sampled = _sampled(drawn, failed)
+        token_ids: list[int] = drawn.token_ids.tolist()
+        sampled = SampledTokens(token_ids, [None] * len(token_ids), _failures(drawn) | failed)
         for i, extra in extras.items():
             token_id = sampled.token_ids[i]
             if extra.counts is not None:
@@ -153,12 +155,8 @@ class Sampler:
         return {i: self._extras[row] for i, row in enumerate(rows) if row in self._extras}
 
 
-def _sampled(drawn: _Drawn, failed: dict[int, str]) -> SampledTokens:
-    """`failed`: before anything was drawn."""
-    statuses, token_ids = drawn.statuses.tolist(), drawn.token_ids.tolist()
-    if any(statuses):
-        failed = {i: FAILURES[status] for i, status in enumerate(statuses) if status} | failed
-    return SampledTokens(token_ids, [None] * len(token_ids), failed)
+def _failures(drawn: _Drawn) -> dict[int, str]:
+    return {i: FAILURES[status] for i, status in enumerate(drawn.statuses.tolist()) if status}
 
 
 def _extra(params: SamplingParams, request: NewRequest, vocab_size: int) -> _Extra | None:

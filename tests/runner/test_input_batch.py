@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from octavo.core.step import SchedulerOutput
 from octavo.kernels.cpu import CpuOps
 from octavo.kernels.ops import Ops
+from octavo.kernels.sampling import NOT_FINITE
 from octavo.kernels.step_inputs import StepArrays
 from octavo.runner.input_batch import InputBatch
 
@@ -31,17 +32,18 @@ def test_a_mixed_step_packs_chunks_and_decodes_one_after_the_other(make_batch: M
     batch.add(11, range(200, 203))
     first = _step([10, 11], [0, 0], [17, 3], [[5, 2], [7]], [False, True])
     batch.apply(first)
-    inputs = batch.prepare(first)
+    inputs, _ = batch.prepare(first)
     assert inputs.input_ids.tolist() == [*range(100, 117), 200, 201, 202]
     assert inputs.positions.tolist() == [*range(17), 0, 1, 2]
     assert [s.tolist() for s in inputs.slot_mappings] == [[*range(80, 96), 32, 112, 113, 114]]
     assert inputs.query_start.tolist() == [0, 17, 20]
     assert inputs.seq_lens.tolist() == [17, 3]
     assert inputs.logits_rows.tolist() == [19]
-    batch.append([250])
+    inputs.draws["token_id"] = 250
+    assert batch.append() == ([250], True)
     second = _step([10, 11], [17, 3], [3, 1], [[], []], [True, True])
     batch.apply(second)
-    inputs = batch.prepare(second)
+    inputs, _ = batch.prepare(second)
     assert inputs.input_ids.tolist() == [117, 118, 119, 250]
     assert inputs.logits_rows.tolist() == [2, 3]
     assert [t.tolist() for t in inputs.block_tables] == [[[5, 2], [7, 0]]]
@@ -52,11 +54,13 @@ def test_a_resumed_request_keeps_its_tokens_and_starts_its_table_anew(make_batch
     batch.add(1, range(20))
     step = _step([1], [0], [20], [[3, 4]], [True])
     batch.apply(step)
-    batch.prepare(step)
-    batch.append([99])
+    inputs, rows = batch.prepare(step)
+    assert rows == [batch.row_of[1]]
+    inputs.draws["token_id"], inputs.draws["status"] = 99, NOT_FINITE
+    assert batch.append() == ([99], False)
     again = SchedulerOutput(1, [1], [0], [21], [([8, 9],)], [True], reset_request_ids=[1])
     batch.apply(again)
-    inputs = batch.prepare(again)
+    inputs, _ = batch.prepare(again)
     assert inputs.input_ids.tolist() == [*range(20), 99]
     assert [t.tolist() for t in inputs.block_tables] == [[[8, 9]]]
 
@@ -67,7 +71,7 @@ def test_each_group_has_a_table_and_slots_of_its_own(make_batch: MakeBatch) -> N
     batch.add(2, range(3))
     step = SchedulerOutput(0, [1, 2], [16, 0], [4, 3], [([-1, 4], [3, 5]), ([1], [2])], [True, True])
     batch.apply(step)
-    inputs = batch.prepare(step)
+    inputs, _ = batch.prepare(step)
     assert [t.tolist() for t in inputs.block_tables] == [[[-1, 4], [1, 0]], [[3, 5], [2, 0]]]
     assert [s.tolist() for s in inputs.slot_mappings] == [
         [64, 65, 66, 67, 16, 17, 18],
@@ -115,12 +119,13 @@ def test_both_fillers_fill_in_the_same(data: st.DataObject) -> None:
         for i in ids:
             batch.add(i, [100 * i + position for position in range(60)])
         batch.apply(step)
-        inputs = batch.prepare(step)
-        batch.append([7000 + i for i in range(inputs.num_sampled)])
+        inputs, _ = batch.prepare(step)
+        inputs.draws["token_id"] = [7000 + i for i in range(inputs.num_sampled)]
+        appended = batch.append()
         # Of a table what the request's tokens need; beyond may be anything.
         used = [table[i, : -(-end // 16)] for table in inputs.block_tables for i, end in enumerate(inputs.seq_lens)]
         tokens = (inputs.input_ids, inputs.positions, *inputs.slot_mappings, *used)
         requests = (inputs.query_start, inputs.seq_lens, inputs.rows)
-        sampled = (inputs.logits_rows, inputs.sampled_rows, inputs.sampled_positions, batch.token_ids)
-        results.append([array.tolist() for array in (*tokens, *requests, *sampled)])
+        sampled = (inputs.logits_rows, inputs.sampled_rows, inputs.draws["position"], batch.token_ids)
+        results.append([appended, *(array.tolist() for array in (*tokens, *requests, *sampled))])
     assert results[0] == results[1]

@@ -28,10 +28,11 @@ def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 class Provider:
     ops = Ops()
+    draws = np.zeros(4000, SAMPLE_ROW)
 
 
 def _sampler(params: list[SamplingParams], prompt: list[int] | None = None, stop: tuple[int, ...] = ()) -> Sampler:
-    sampler = Sampler(VOCAB, Provider.ops, np.zeros(4000, SAMPLE_ROW))
+    sampler = Sampler(VOCAB, Provider.ops, Provider.draws)
     for row, one in enumerate(params):
         sampler.add(row, NewRequest(row, prompt or [1, 2, 3], one, seed=100 + row, stop_token_ids=stop))
     return sampler
@@ -44,7 +45,8 @@ def _sample(
     positions: npt.NDArray[np.int32],
     masks: Mapping[int, TokenMask] = NO_MASKS,
 ) -> SampledTokens:
-    sampler.prepare(rows, positions)
+    Provider.draws["position"][: len(rows)] = positions
+    sampler.prepare(rows)
     return sampler.sample(logits, masks)
 
 
