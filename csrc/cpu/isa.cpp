@@ -59,17 +59,27 @@ const OpTable& bf16_table() {
 sigjmp_buf after_bf16;
 
 // Hypervisors hide AVX512_BF16 from guests that may move to a CPU without it. It needs no state of its own, so that it
-// executes nevertheless, for whoever asks for it by name.
+// executes nevertheless, for whoever asks for it by name. It must round as two multiply-adds do, the second numbers'
+// first: 1 + 1.5 · 2^-24, then + 2^-24, both upwards; any other way of adding gives 1 + 2^-23.
 bool executes_bf16() {
     static const bool result = [] {
         if (!has_vnni()) return false;
         struct sigaction action = {}, before = {};
         action.sa_handler = [](int) { siglongjmp(after_bf16, 1); };
         sigaction(SIGILL, &action, &before);
-        const bool executed = sigsetjmp(after_bf16, 1) == 0;
-        if (executed) asm volatile("vdpbf16ps %%zmm0, %%zmm0, %%zmm0" ::: "xmm0");
+        volatile float rounded = 0.0f;  // keeps its value when the handler returns here
+        if (sigsetjmp(after_bf16, 1) == 0) {
+            const uint32_t pairs[] = {0x3fc03f80, 0x33803380};  // (1, 1.5) and twice 2^-24, the first in the low half
+            float sum = 1.0f;
+            asm volatile(
+                "vmovss %1, %%xmm14\n vmovss %2, %%xmm15\n vdpbf16ps %%xmm14, %%xmm15, %0"
+                : "+x"(sum)
+                : "m"(pairs[0]), "m"(pairs[1])
+                : "xmm14", "xmm15");
+            rounded = sum;
+        }
         sigaction(SIGILL, &before, nullptr);
-        return executed;
+        return rounded == 1.0f + 0x1p-22f;
     }();
     return result;
 }
@@ -95,8 +105,8 @@ double least_seconds(const Fn& fn) {
 }
 
 // A dot product does the work of two multiply-adds and spares their operands' unpacking. Some CPUs take as long for it
-// as for one, others (Intel's, with AMX for such work) four times as long. It gives the same bits, so that results do
-// not depend on what is found here.
+// as for one, others (Intel's, with AMX for such work) four times as long. Its bits are the same, so that results do not
+// depend on what is found here.
 bool bf16_is_fast() {
     const double dots = least_seconds([] { OCTAVO_CHAINS("vdpbf16ps"); });
     return dots < 2.0 * least_seconds([] { OCTAVO_CHAINS("vfmadd231ps"); });
@@ -108,7 +118,8 @@ bool bf16_is_fast() {
 const std::vector<Isa>& isas() {
     static const std::vector<Isa> all = {
 #ifdef OCTAVO_HAVE_avx512bf16
-        {&bf16_table(), has_vnni() && __builtin_cpu_supports("avx512bf16") && bf16_is_fast(), executes_bf16},
+        {&bf16_table(), has_vnni() && __builtin_cpu_supports("avx512bf16") && executes_bf16() && bf16_is_fast(),
+         executes_bf16},
 #endif
 #ifdef OCTAVO_HAVE_avx512vnni
         {&avx512vnni::table, has_vnni()},
