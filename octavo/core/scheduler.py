@@ -186,14 +186,15 @@ class Scheduler:
         come back through `update` or `fail_step`."""
         step = SchedulerOutput(self._num_steps, [], [], [], [], [])
         self._fill(step)
-        while not self._has_work(step) and not self._in_flight and self._preempt_idle():
+        while not (step.request_ids or self._kv.tier.has_new_copies):
+            if self._in_flight or not self._preempt_idle():
+                return step
             self._fill(step)
-        if self._has_work(step):
-            self._num_steps += 1
-            self._in_flight[step.step_id] = step
-            step.copies.extend(self._kv.begin_step(step.step_id))
-            step.finished_request_ids.extend(self._forgotten_request_ids)
-            self._forgotten_request_ids.clear()
+        self._num_steps += 1
+        self._in_flight[step.step_id] = step
+        step.copies.extend(self._kv.begin_step(step.step_id))
+        step.finished_request_ids.extend(self._forgotten_request_ids)
+        self._forgotten_request_ids.clear()
         return step
 
     def update(self, scheduler_output: SchedulerOutput, result: ModelRunnerOutput) -> list[RequestDelta]:
@@ -250,9 +251,6 @@ class Scheduler:
         return deltas
 
     # ---- scheduling
-
-    def _has_work(self, step: SchedulerOutput) -> bool:
-        return bool(step.request_ids) or self._kv.tier.has_new_copies
 
     def _fill(self, step: SchedulerOutput) -> None:
         held_back = self._make_way() if self.config.scheduling_policy == "priority" else frozenset()
@@ -322,22 +320,26 @@ class Scheduler:
             if self._kv.spill(request, num_new_tokens):
                 self._wait_for_copies(step, request)
                 return 0
-        new_block_ids = self._allocate_or_preempt(request, num_new_tokens)
-        if new_block_ids is not None:
-            self._add(step, request, num_new_tokens, new_block_ids)
-        return num_new_tokens if new_block_ids is not None else None
+        new_block_ids = self._kv.allocate(request, num_new_tokens)
+        if new_block_ids is None:
+            new_block_ids = self._preempt_and_allocate(request, num_new_tokens)
+        if new_block_ids is None:
+            return None
+        self._add(step, request, num_new_tokens, new_block_ids)
+        return num_new_tokens
 
-    def _allocate_or_preempt(self, request: Request, num_new_tokens: int) -> BlockTables | None:
+    def _preempt_and_allocate(self, request: Request, num_new_tokens: int) -> BlockTables | None:
         """Blocks for the next tokens, at the expense of the last of the requests after this one; None when those have
         steps in flight, or there are none."""
-        while (new_block_ids := self._kv.allocate(request, num_new_tokens)) is None:
+        while True:
             for last in reversed(self._running.values()):
                 if last is request:
                     return None
                 if not last.num_steps_in_flight:
                     self._preempt(last)
                     break
-        return new_block_ids
+            if (new_block_ids := self._kv.allocate(request, num_new_tokens)) is not None:
+                return new_block_ids
 
     def _preempt(self, request: Request) -> None:
         """Free, forget, requeue: its tokens are kept, and are computed anew, or copied back, when it is next."""

@@ -28,6 +28,7 @@ from octavo.engine.messages import (
     ToEngine,
 )
 from octavo.engine.metrics import EngineMetrics, RequestTimer
+from octavo.engine.sockets import has_message
 from octavo.errors import (
     CheckpointError,
     ConfigError,
@@ -255,7 +256,7 @@ class EngineClient:
             return
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
         # Sending may swallow the event that announces an arrival: the descriptor is edge-triggered.
-        if self._has_message():
+        if has_message(self._socket):
             self._loop.call_soon(self._receive)
 
     def forget(self, request_ids: list[int]) -> None:
@@ -277,13 +278,10 @@ class EngineClient:
         if self._take_some():
             self._loop.call_soon(self._receive)
 
-    def _has_message(self) -> bool:
-        return bool(self._socket.get(zmq.EVENTS) & zmq.POLLIN)  # what poll(0) would say at several times the cost
-
     def _take_some(self) -> bool:
         """Take messages; True if there may be more."""
         for _ in range(MAX_TAKEN):
-            if self._socket.closed or not self._has_message():
+            if self._socket.closed or not has_message(self._socket):
                 return False
             message = self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
             match message:

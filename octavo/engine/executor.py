@@ -17,7 +17,7 @@ class Runner(Protocol):
     def forget(self, request_ids: list[int]) -> None: ...
 
 
-class _Done(Struct, frozen=True, gc=False):
+class _Done(Struct, frozen=True):
     """A step that is over: the handle costs a fraction of a Future."""
 
     output: ModelRunnerOutput | Exception

@@ -161,7 +161,8 @@ class LLMEngine:
             scheduler_output = self.scheduler.schedule()
             if scheduler_output.is_empty:
                 break
-            self._started += (new.request_id for new in scheduler_output.new_requests)
+            if scheduler_output.new_requests:
+                self._started += (new.request_id for new in scheduler_output.new_requests)
             self._in_flight.append((scheduler_output, self.executor.submit(scheduler_output)))
         if self._in_flight:
             return refusals + self._complete_oldest()

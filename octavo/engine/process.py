@@ -36,6 +36,7 @@ from octavo.engine.messages import (
     ToEngine,
 )
 from octavo.engine.pulse import Pulse, start_beating
+from octavo.engine.sockets import has_message
 from octavo.errors import InvalidRequestError, OctavoError
 
 __all__ = ["BuildEngine", "Channel", "Engine", "EngineLoop", "SocketChannel", "main"]
@@ -99,7 +100,7 @@ class SocketChannel:
 
     def receive(self) -> list[ToEngine]:
         messages = []
-        while self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+        while has_message(self._socket):
             messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
         return messages
 

@@ -200,6 +200,7 @@ class StepFiller:
         arrays: list[int],
         slot_mappings: list[int],
         step_tables: list[int],
+        draws: int,
         num_tokens: int,
         num_requests: int,
         step_blocks: int,
@@ -213,4 +214,4 @@ class StepFiller:
         samples: list[bool],
         /,
     ) -> tuple[int, int, int]: ...
-    def append(self, token_ids: list[int], /) -> None: ...
+    def append(self) -> tuple[list[int], bool]: ...

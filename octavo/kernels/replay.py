@@ -101,12 +101,13 @@ class Replay:
 
         Raises IndexError for an index that leads outside its tensor.
         """
-        run_replays((self, num_rows, num_requests))
+        run_replays([(self.recording, num_rows, num_requests)])
 
 
-def run_replays(*runs: tuple[Replay, int, int]) -> None:
-    """`Replay.run` of each, in one native call: what is behind it is between steps, where nothing is in the caches."""
-    _cpu.replay([(replay.recording, num_rows, num_requests) for replay, num_rows, num_requests in runs])
+def run_replays(runs: list[tuple[_cpu.Recording, int, int]]) -> None:
+    """`Replay.run` of each recording, with these arguments, in one native call: what is behind it is between steps,
+    where nothing is in the caches."""
+    _cpu.replay(runs)
 
 
 def record(compute: Callable[[], torch.Tensor], num_rows: int, num_requests: int, arena: Arena) -> Replay:

@@ -152,14 +152,14 @@ class ReplayedForward:
         assert inputs.arrays is self._arrays
         num_sampled = inputs.num_sampled
         self._num_tokens, self._num_sampled = inputs.num_tokens, num_sampled
-        runs = [(self._hidden_states, inputs.num_tokens, inputs.num_requests)]
+        runs = [(self._hidden_states.recording, inputs.num_tokens, inputs.num_requests)]
         if num_sampled and draw == "most_likely":
-            runs.append((self._draw_most_likely, num_sampled, 0))
+            runs.append((self._draw_most_likely.recording, num_sampled, 0))
         elif num_sampled and self._eager.samples:
-            runs.append((self._sampled_logits, num_sampled, 0))
+            runs.append((self._sampled_logits.recording, num_sampled, 0))
             if draw == "any":
-                runs.append((self._draw_any, num_sampled, 0))
-        self._run_replays(*runs)
+                runs.append((self._draw_any.recording, num_sampled, 0))
+        self._run_replays(runs)
 
     def hidden_states(self) -> torch.Tensor:
         return self._hidden_states.result[: self._num_tokens]

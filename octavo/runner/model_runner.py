@@ -112,7 +112,8 @@ class ModelRunner:
                 self.prompt_logprobs.remove(row)
 
     def _update_requests(self, step: SchedulerOutput) -> None:
-        self.forget(step.finished_request_ids)
+        if step.finished_request_ids:
+            self.forget(step.finished_request_ids)
         for request in step.new_requests:
             row = self.batch.add(request.request_id, request.prompt_token_ids)
             self.sampler.add(row, request)
@@ -127,8 +128,9 @@ def _output(
     copied: CopyResult,
     compute_s: float,
 ) -> ModelRunnerOutput:
-    token_ids, logprobs = sampled.token_ids, sampled.logprobs
-    failed = {request_ids[i]: message for i, message in sampled.failed.items()}
+    token_ids, logprobs, failed = sampled.token_ids, sampled.logprobs, {}
+    if sampled.failed:
+        failed = {request_ids[i]: message for i, message in sampled.failed.items()}
     if prompt_logprobs:
         failed |= {i: FAILURES[NOT_FINITE] for i, entries in prompt_logprobs.items() if _has_nan(entries)}
         prompt_logprobs = {i: entries for i, entries in prompt_logprobs.items() if i not in failed}

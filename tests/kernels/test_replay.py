@@ -57,14 +57,14 @@ def test_several_replays_are_one_call_and_nothing_runs_if_one_is_refused() -> No
     first = record(lambda: ops.linear(x, weight, None, torch.float32), MOST, 3, arena)
     second = record(lambda: ops.gather_rows(first.result, indices), 3, 3, arena)
     indices.copy_(torch.tensor([4, 0, 9]))
-    run_replays((first, 10, 1), (second, 2, 0))
+    run_replays([(first.recording, 10, 1), (second.recording, 2, 0)])
     expected = ops.linear(x, weight, None, torch.float32)
     assert torch.equal(first.result[:10], expected[:10])
     assert torch.equal(second.result[:2], expected[[4, 0]])
     first.result.zero_()
     indices[1] = MOST
     with pytest.raises(IndexError, match="40"):
-        run_replays((first, 10, 1), (second, 2, 0))
+        run_replays([(first.recording, 10, 1), (second.recording, 2, 0)])
     assert not first.result.any()
 
 
