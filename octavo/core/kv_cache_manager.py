@@ -203,7 +203,7 @@ class KVCacheManager:
         tables = self._tables[request.request_id]
         if not tables:
             return self._no_blocks
-        num_new = -(-(request.num_computed_tokens + num_new_tokens) // self.block_size) - len(tables[0])
+        num_new = self._num_blocks(request.num_computed_tokens + num_new_tokens) - len(tables[0])
         is_forked = request.request_id in self._forked
         if not num_new and not is_forked:
             return self._no_blocks
@@ -391,11 +391,12 @@ class KVCacheManager:
         """What has been scheduled is a step. Returns the copies that it does before anything else, in order: those of
         the tier, then those on write."""
         self._unwritten.clear()
-        if not self._copies:
-            return self.tier.begin(step_id)
-        copies, self._copies = self._copies, []
-        self.pool.release(source for source, _ in copies)
-        return self.tier.begin(step_id) + copies
+        copies = self.tier.begin(step_id)
+        if self._copies:
+            self.pool.release(source for source, _ in self._copies)
+            copies += self._copies
+            self._copies = []
+        return copies
 
     def settle(self, step_id: int, failed: Collection[int], is_at_fault: bool) -> dict[int, int]:
         """A step returned, without the copies at the indices in `failed`: bring tables up to date. Returns, by request,

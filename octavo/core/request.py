@@ -211,9 +211,8 @@ class Request:
 
     @property
     def gap(self) -> int:
-        """Tokens left to compute, of `num_kv_tokens`."""
-        num_tokens, most = len(self.token_ids) + self.num_placeholders, self.most_computed_tokens
-        return (num_tokens if num_tokens < most else most) - self.num_computed_tokens
+        """Tokens left to compute."""
+        return self.num_kv_tokens - self.num_computed_tokens
 
     @property
     def num_kv_tokens(self) -> int:

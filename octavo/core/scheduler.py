@@ -320,26 +320,23 @@ class Scheduler:
             if self._kv.spill(request, num_new_tokens):
                 self._wait_for_copies(step, request)
                 return 0
-        new_block_ids = self._kv.allocate(request, num_new_tokens)
-        if new_block_ids is None:
-            new_block_ids = self._preempt_and_allocate(request, num_new_tokens)
+        new_block_ids = self._allocate_or_preempt(request, num_new_tokens)
         if new_block_ids is None:
             return None
         self._add(step, request, num_new_tokens, new_block_ids)
         return num_new_tokens
 
-    def _preempt_and_allocate(self, request: Request, num_new_tokens: int) -> BlockTables | None:
+    def _allocate_or_preempt(self, request: Request, num_new_tokens: int) -> BlockTables | None:
         """Blocks for the next tokens, at the expense of the last of the requests after this one; None when those have
         steps in flight, or there are none."""
-        while True:
+        while (new_block_ids := self._kv.allocate(request, num_new_tokens)) is None:
             for last in reversed(self._running.values()):
                 if last is request:
                     return None
                 if not last.num_steps_in_flight:
                     self._preempt(last)
                     break
-            if (new_block_ids := self._kv.allocate(request, num_new_tokens)) is not None:
-                return new_block_ids
+        return new_block_ids
 
     def _preempt(self, request: Request) -> None:
         """Free, forget, requeue: its tokens are kept, and are computed anew, or copied back, when it is next."""
