@@ -230,9 +230,9 @@ def main(build: BuildEngine | None = None) -> int:
     try:
         engine, info = (build or _build_engine)(launch.config)
         seconds = {"process": process_seconds, **info.start_seconds}
-        channel.send(EngineReady(msgspec.structs.replace(info, start_seconds=seconds)))
         loop = EngineLoop(engine, channel)
-        start_beating(Pulse(launch.folder), loop.progress, loop.is_idle)
+        start_beating(Pulse(launch.folder), loop.progress, loop.is_idle)  # who hears of it next finds it alive
+        channel.send(EngineReady(msgspec.structs.replace(info, start_seconds=seconds)))
         gc.freeze()  # what the start made stays: no collection walks over it in the middle of a step
         loop.run()
     except Exception as error:

@@ -50,14 +50,16 @@ class Pulse:
 
 
 def start_beating(pulse: Pulse, progress: Callable[[], object], is_idle: Callable[[], bool]) -> None:
-    """Start the thread that beats until the process ends. `progress` gives a value that changes while work is done."""
+    """Beat, and start the thread that goes on until the process ends. `progress` gives a value that changes while work
+    is done."""
+    pulse.beat(has_progressed=True)
 
     def beat_on() -> None:
-        last: object = None
+        last = progress()
         while True:
+            time.sleep(PULSE_S)
             current = progress()
             pulse.beat(current != last or is_idle())
             last = current
-            time.sleep(PULSE_S)
 
     threading.Thread(target=beat_on, name="pulse", daemon=True).start()
