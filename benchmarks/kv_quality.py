@@ -15,8 +15,8 @@ from pydoc_data.topics import topics
 import torch
 
 from octavo.checkpoint.open import open_checkpoint
+from octavo.devices.provider import resolve_ops
 from octavo.kernels.ops import Ops
-from octavo.kernels.provider import resolve_ops
 from octavo.layers.context import StepContext
 from octavo.models.loader import CausalLM, load_model
 from octavo.runner.device import available_cpus

@@ -23,7 +23,7 @@ from pathlib import Path
 from contestants import Figures, Load, Peers, Server, run_alone, run_offline, serve
 from kernels import Ceilings
 
-from octavo.kernels import cpu
+from octavo.devices.cpu import ops as cpu
 from octavo.runner.device import available_cpus
 
 LOADS = {

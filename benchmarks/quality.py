@@ -25,8 +25,8 @@ from server_overhead import default_model
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.model_config import TensorInfo
 from octavo.checkpoint.open import open_checkpoint
+from octavo.devices.provider import resolve_ops
 from octavo.kernels.ops import Ops
-from octavo.kernels.provider import resolve_ops
 from octavo.layers.context import StepContext
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.quantization import dequantize

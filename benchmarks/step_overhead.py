@@ -18,9 +18,9 @@ from typing import Any
 from server_overhead import default_model
 
 from octavo import LLM, SamplingParams
+from octavo.devices.cpu import _cpu
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.messages import AddRequest
-from octavo.kernels import _cpu
+from octavo.ipc.messages import AddRequest
 
 PARTS = ("schedule", "execute", "update")
 

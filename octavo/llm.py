@@ -15,14 +15,14 @@ from typing import Any, cast
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from octavo.api.choice import Choice
+from octavo.api.embedding import check_dimensions, cut_off, pooling_of, vector_of
 from octavo.checkpoint.model_config import PoolingConfig
 from octavo.config import EngineConfig
 from octavo.core.step import RequestDelta, TokenLogprobs
-from octavo.engine.choice import Choice
-from octavo.engine.embedding import check_dimensions, cut_off, pooling_of, vector_of
-from octavo.engine.messages import AddPooling, AddRequest
 from octavo.engine.startup import StartProgress, build_engine
 from octavo.errors import ConfigError, InvalidRequestError
+from octavo.ipc.messages import AddPooling, AddRequest
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.text.text_side import load_text_side
 

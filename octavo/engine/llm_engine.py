@@ -19,8 +19,8 @@ from octavo.core.step import Executor, RequestDelta, SchedulerOutput, StepHandle
 from octavo.engine.beam_search import BeamSearches
 from octavo.engine.grammars import Grammars
 from octavo.engine.memory_roof import MemoryRoof
-from octavo.engine.messages import AddPooling, AddRequest
 from octavo.errors import InvalidRequestError
+from octavo.ipc.messages import AddPooling, AddRequest
 from octavo.sampling_params import SamplingParams
 
 __all__ = ["LLMEngine"]

@@ -6,8 +6,8 @@ from pathlib import Path
 from octavo.config import EngineConfig, ResolvedConfig
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.memory_roof import MemoryRoof
-from octavo.engine.messages import EngineInfo
 from octavo.engine.startup import StartProgress, build_engine
+from octavo.ipc.messages import EngineInfo
 
 __all__ = ["StartLog", "build_logged_engine"]
 

@@ -19,13 +19,13 @@ from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import NewRequest, SchedulerOutput
+from octavo.devices.provider import ProviderName, progress_counter, resolve_ops
 from octavo.engine.executor import InlineExecutor, Runner, ThreadExecutor
 from octavo.engine.grammars import Grammars
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.memory_roof import MemoryRoof, kv_token_bytes
-from octavo.engine.messages import EngineInfo
+from octavo.ipc.messages import EngineInfo
 from octavo.kernels.ops import Ops
-from octavo.kernels.provider import ProviderName, progress_counter, resolve_ops
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.weight_cache import WeightCache
 from octavo.layers.weights import packed_bytes, quantized_form

@@ -112,7 +112,7 @@ class ReplayedForward:
 
     @torch.inference_mode()
     def __init__(self, eager: EagerForward, arrays: StepArrays) -> None:
-        from octavo.kernels.replay import Arena, Replay, record, run_replays
+        from octavo.devices.cpu.replay import Arena, Replay, record, run_replays
 
         self._run_replays = run_replays
         self._eager = eager

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
+from octavo.devices.provider import read_timer
 from octavo.kernels.ops import Ops
-from octavo.kernels.provider import read_timer
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
 
 __all__ = [

@@ -14,13 +14,14 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from octavo import __version__
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
-from octavo.server import embeddings, health
-from octavo.server.access_log import request_id_of
+from octavo.server import embeddings
 from octavo.server.embeddings import EmbeddingRequest, EmbeddingResponse
-from octavo.server.errors import install_error_handlers, model_not_found
 from octavo.server.formats import ChatFormat, Format, TextFormat
+from octavo.server.http import health
+from octavo.server.http.access_log import request_id_of
+from octavo.server.http.errors import install_error_handlers, model_not_found
+from octavo.server.http.openapi import install_openapi
 from octavo.server.logprobs import LogprobFormat
-from octavo.server.openapi import install_openapi
 from octavo.server.plain_answers import Detokenized, ModelCard, ModelList, Tokenized, Version
 from octavo.server.schema import (
     ApiRequest,

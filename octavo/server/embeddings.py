@@ -13,10 +13,10 @@ import numpy.typing as npt
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.engine.client import Generation
-from octavo.engine.embedding import check_dimensions, cut_off, pooling_of, vector_of
+from octavo.api.embedding import check_dimensions, cut_off, pooling_of, vector_of
+from octavo.api.engine_client import Generation
 from octavo.errors import InvalidRequestError
-from octavo.server.access_log import tell_usage
+from octavo.server.http.access_log import tell_usage
 from octavo.server.schema import ApiRequest, WireInt
 from octavo.server.served_model import LONG_TEXT, ServedModel
 from octavo.server.service import Service

@@ -7,8 +7,8 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from octavo.api.choice import Piece
 from octavo.core.step import TokenLogprobs
-from octavo.engine.choice import Piece
 from octavo.server.reading import MessageReader, Reading
 from octavo.server.responses import (
     ChatChoice,

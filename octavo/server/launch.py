@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 
+from octavo.api.engine_process import ENGINE_COMMAND, EngineProcess
 from octavo.config import EngineConfig, ServerConfig
-from octavo.engine.launch import ENGINE_COMMAND, EngineProcess
 
 __all__ = ["serve", "url_of"]
 

@@ -19,17 +19,17 @@ import uvicorn
 import uvloop
 
 from octavo import __version__
+from octavo.api.admission import Admission
+from octavo.api.engine_client import EngineClient
+from octavo.api.engine_process import EngineProcess
+from octavo.api.metrics import EngineMetrics
 from octavo.config import EngineConfig, ServerConfig
-from octavo.engine.admission import Admission
-from octavo.engine.client import EngineClient
-from octavo.engine.launch import EngineProcess
-from octavo.engine.metrics import EngineMetrics
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
-from octavo.server.access_log import open_log
 from octavo.server.app import create_app
-from octavo.server.connection import ConnectionLimits, connections_within
-from octavo.server.edge import with_edge
 from octavo.server.grammar_check import GrammarChecker
+from octavo.server.http.access_log import open_log
+from octavo.server.http.connection import ConnectionLimits, connections_within
+from octavo.server.http.edge import with_edge
 from octavo.server.launch import url_of
 from octavo.server.served_model import ServedModel
 from octavo.server.service import Phase, Service

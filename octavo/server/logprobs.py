@@ -6,8 +6,8 @@ A special token that the text leaves out has no bytes, so that the bytes of all 
 import codecs
 from collections.abc import Iterable, Sequence
 
+from octavo.api.choice import Piece
 from octavo.core.step import TokenLogprobs
-from octavo.engine.choice import Piece
 from octavo.server.responses import ChatLogprob, ChatLogprobs, PromptLogprob, TextLogprobs, TopLogprob
 from octavo.text.tokenizer import Tokenizer
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from octavo.api.engine_client import EngineClient
 from octavo.core.request import RequestLimits
-from octavo.engine.client import EngineClient
-from octavo.engine.messages import EngineInfo
 from octavo.errors import ConfigError, InvalidRequestError
+from octavo.ipc.messages import EngineInfo
 from octavo.sampling_params import SamplingParams
 from octavo.server.grammar_check import GrammarChecker
 from octavo.server.reading import Reading, plan_reading

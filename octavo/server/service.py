@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
-from octavo.engine.metrics import EngineMetrics
+from octavo.api.metrics import EngineMetrics
 from octavo.errors import InvalidRequestError
-from octavo.server.errors import not_serving
+from octavo.server.http.errors import not_serving
 from octavo.server.served_model import ServedModel
 
 __all__ = ["Phase", "Service"]

@@ -12,14 +12,14 @@ from fastapi import Response
 from msgspec import UNSET
 from starlette.types import Receive, Scope, Send
 
+from octavo.api.choice import Choice, Piece, merge
+from octavo.api.engine_client import Generation
 from octavo.core.step import RequestDelta
-from octavo.engine.choice import Choice, Piece, merge
-from octavo.engine.client import Generation
 from octavo.errors import OctavoError
 from octavo.sampling_params import SamplingParams
-from octavo.server.access_log import tell_usage
-from octavo.server.errors import ErrorBody, describe
 from octavo.server.formats import ChunkUsage, Format
+from octavo.server.http.access_log import tell_usage
+from octavo.server.http.errors import ErrorBody, describe
 from octavo.server.responses import PromptTokensDetails, Usage
 from octavo.server.served_model import ServedModel
 from octavo.server.service import Service

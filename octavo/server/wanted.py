@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
-from octavo.engine.choice import Piece
+from octavo.api.choice import Piece
 from octavo.server.logprobs import LogprobFormat
 from octavo.server.responses import ChatLogprobs, PromptLogprob
 

@@ -11,8 +11,8 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import RequestDelta
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.messages import AddRequest
 from octavo.errors import InvalidRequestError
+from octavo.ipc.messages import AddRequest
 from octavo.sampling_params import BeamSearchOptions, SamplingParams
 from tests.core.fake_executor import VOCAB_SIZE, FakeExecutor, candidates, contents
 

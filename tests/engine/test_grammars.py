@@ -13,8 +13,8 @@ from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import RequestDelta
 from octavo.engine.grammars import Grammars
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.messages import AddRequest
 from octavo.errors import CheckpointError, InvalidRequestError
+from octavo.ipc.messages import AddRequest
 from octavo.sampling_params import SamplingParams, StructuredOutputs
 from octavo.text.grammar import GrammarCompiler
 from tests.core.fake_executor import VOCAB_SIZE, FakeExecutor

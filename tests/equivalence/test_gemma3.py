@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from octavo import LLM, SamplingParams
 from octavo.checkpoint.checkpoint import Vocabulary
 from octavo.checkpoint.gguf import GGUFCheckpoint
-from octavo.kernels.provider import resolve_ops
+from octavo.devices.provider import resolve_ops
 from octavo.models.loader import load_model
 from octavo.text.gguf_pipeline import SPACE, TokenType
 from octavo.text.tokenizer import load_tokenizer

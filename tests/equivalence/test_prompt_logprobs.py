@@ -8,7 +8,7 @@ import torch
 
 from octavo import LLM, RequestFailedError, SamplingParams
 from octavo.checkpoint.open import open_checkpoint
-from octavo.kernels.provider import resolve_ops
+from octavo.devices.provider import resolve_ops
 from octavo.models.loader import CausalLM, load_model
 from tests.models.driver import sequence_logits
 from tests.tiny_models import make_folder

@@ -8,7 +8,7 @@ import torch
 
 from octavo import LLM, BeamSearchParams, SamplingParams
 from octavo.checkpoint.open import open_checkpoint
-from octavo.kernels.provider import resolve_ops
+from octavo.devices.provider import resolve_ops
 from octavo.models.loader import load_model
 from octavo.text.tokenizer import load_tokenizer
 from tests.equivalence.test_beam_search import assert_equal

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.engine.messages import AddRequest
+from octavo.ipc.messages import AddRequest
 from tests.smollm2 import gguf_path
 
 NUM_REQUESTS, NUM_KINDS, NUM_OPEN = 3_000, 60, 40

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from octavo.kernels import cpu
+from octavo.devices.cpu import ops as cpu
 from octavo.kernels.ops import Ops
 
 # avx512bf16 is avx512vnni but for products of bf16, whose bits are compared instead (test_exactness.py).

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.kernels import cpu
-from octavo.kernels.cpu import CpuOps
+from octavo.devices.cpu import ops as cpu
+from octavo.devices.cpu.ops import CpuOps
+from octavo.devices.provider import resolve_ops
 from octavo.kernels.ops import Ops
-from octavo.kernels.provider import resolve_ops
 from octavo.kernels.testing import KVInputs
 
 
@@ -33,12 +33,12 @@ def test_providers_by_name() -> None:
 
 
 def test_ops_import_without_the_extension() -> None:
-    code = "import sys; import octavo.kernels.ops; print('octavo.kernels._cpu' in sys.modules)"
+    code = "import sys; import octavo.kernels.ops; print('octavo.devices.cpu._cpu' in sys.modules)"
     assert run_python(code) == "False"
 
 
 def test_the_instruction_set_can_be_chosen_by_environment() -> None:
-    code = "from octavo.kernels import _cpu; print(_cpu.isa())"
+    code = "from octavo.devices.cpu import _cpu; print(_cpu.isa())"
     for isa in cpu.supported_isas():
         assert run_python(code, OCTAVO_CPU_ISA=isa) == isa
     best = next(isa for isa in cpu.supported_isas() if isa != "avx512bf16")  # that one is better on some CPUs only
@@ -51,7 +51,7 @@ def test_an_unknown_instruction_set_is_refused_with_the_choices() -> None:
 
 
 def test_ops_compute_on_one_thread_until_told() -> None:
-    assert run_python("from octavo.kernels import _cpu; print(_cpu.num_threads())") == "1"
+    assert run_python("from octavo.devices.cpu import _cpu; print(_cpu.num_threads())") == "1"
 
 
 def test_the_number_of_threads_can_change_at_any_time(native: CpuOps) -> None:

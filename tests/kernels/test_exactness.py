@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from octavo.kernels import cpu
-from octavo.kernels.cpu import CpuOps
+from octavo.devices.cpu import ops as cpu
+from octavo.devices.cpu.ops import CpuOps
 from octavo.kernels.quantized import QuantizedForm
 from octavo.kernels.testing import KVInputs, random_quantized
 

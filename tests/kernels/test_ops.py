@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 
-from octavo.kernels.cpu import CpuOps
+from octavo.devices.cpu.ops import CpuOps
 from octavo.kernels.ops import Ops
 from octavo.kernels.quantized import QuantizedForm
 from octavo.kernels.testing import (

@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 
-from octavo.kernels import cpu
-from octavo.kernels.cpu import CpuOps
-from octavo.kernels.provider import progress_counter
+from octavo.devices.cpu import ops as cpu
+from octavo.devices.cpu.ops import CpuOps
+from octavo.devices.provider import progress_counter
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

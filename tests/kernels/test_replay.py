@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from octavo.kernels.cpu import CpuOps
+from octavo.devices.cpu.ops import CpuOps
+from octavo.devices.cpu.replay import Arena, Replay, record, run_replays
 from octavo.kernels.ops import Ops
-from octavo.kernels.replay import Arena, Replay, record, run_replays
 from octavo.kernels.testing import KVInputs
 
 MOST = 40

@@ -5,8 +5,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from octavo.kernels import cpu
-from octavo.kernels.cpu import CpuOps
+from octavo.devices.cpu import ops as cpu
+from octavo.devices.cpu.ops import CpuOps
 from octavo.kernels.ops import Ops
 from octavo.kernels.quantized import QuantizedForm
 from octavo.kernels.sampling import GOOD, NOT_FINITE, NOTHING_LEFT, SAMPLE_ROW, SampleRows

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
+from octavo.devices.cpu.ops import CpuOps
 from octavo.errors import CheckpointError
-from octavo.kernels.cpu import CpuOps
 from octavo.kernels.quantized import QuantizedMatrix
 from octavo.layers import quantization
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from octavo.checkpoint.content_digest import content_digest
+from octavo.devices.provider import ProviderName, resolve_ops
 from octavo.kernels.ops import Weight
-from octavo.kernels.provider import ProviderName, resolve_ops
 from octavo.layers import weight_cache
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.packed_file import PackedTensor

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.checkpoint.open import open_checkpoint
+from octavo.devices.provider import resolve_ops
 from octavo.errors import CheckpointError
 from octavo.kernels.ops import Ops
-from octavo.kernels.provider import resolve_ops
 from octavo.layers.context import StepContext
 from octavo.models.loader import Encoder, load_encoder
 from tests.models.test_only_ops_compute import OnlyOps, WatchedOps

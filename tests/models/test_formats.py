@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig, TensorInfo
+from octavo.devices.provider import resolve_ops
 from octavo.errors import CheckpointError
-from octavo.kernels.provider import resolve_ops
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.models.loader import load_model
 from tests.layers.block_bytes import BLOCK_BYTES, finite_blocks

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from octavo.checkpoint.gguf import GEMMA3_LAYER_NAMES, MODEL_NAMES, GGUFCheckpoint
-from octavo.kernels.provider import resolve_ops
+from octavo.devices.provider import resolve_ops
 from octavo.models.loader import load_model
 from tests.checkpoint.gguf_files import write_gguf
 from tests.models.driver import sequence_logits

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from octavo.checkpoint.open import open_checkpoint
+from octavo.devices.provider import resolve_ops
 from octavo.kernels.ops import Ops
-from octavo.kernels.provider import resolve_ops
 from octavo.models.loader import load_model, multiplied_weights
 from tests.tiny_models import make_folder
 

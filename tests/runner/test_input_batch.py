@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.step import SchedulerOutput
-from octavo.kernels.cpu import CpuOps
+from octavo.devices.cpu.ops import CpuOps
 from octavo.kernels.ops import Ops
 from octavo.kernels.sampling import NOT_FINITE
 from octavo.kernels.step_inputs import StepArrays

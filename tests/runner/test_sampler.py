@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from octavo.core.step import NewRequest, TokenMask
+from octavo.devices.provider import ProviderName, resolve_ops
 from octavo.kernels.ops import Ops
 from octavo.kernels.philox import uniform
-from octavo.kernels.provider import ProviderName, resolve_ops
 from octavo.kernels.sampling import SAMPLE_ROW
 from octavo.runner.sampler import NO_MASKS, SampledTokens, Sampler
 from octavo.sampling_params import SamplingParams

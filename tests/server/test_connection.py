@@ -7,7 +7,7 @@ from typing import Any
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from octavo.server.connection import ConnectionLimits, connections_within
+from octavo.server.http.connection import ConnectionLimits, connections_within
 
 
 class FakeTransport(asyncio.Transport):

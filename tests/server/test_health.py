@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from octavo.engine.pulse import SILENT_S, STALLED_S
+from octavo.ipc.pulse import SILENT_S, STALLED_S
 from tests.server.running import RunningServer, scripted
 
 TEXT = "/v1/completions"

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from octavo.engine.metrics import EngineMetrics
+from octavo.api.metrics import EngineMetrics
 from octavo.server.app import create_app
-from octavo.server.openapi import ANSWERS
+from octavo.server.http.openapi import ANSWERS
 from octavo.server.service import Service
 from tests.server.running import RunningServer
 

@@ -17,9 +17,9 @@ import trustme
 from fastapi.routing import iter_route_contexts
 from starlette.types import Message, Receive, Scope, Send
 
-from octavo.engine.metrics import EngineMetrics
+from octavo.api.metrics import EngineMetrics
 from octavo.server.app import create_app
-from octavo.server.guard import ApiKeys
+from octavo.server.http.guard import ApiKeys
 from octavo.server.service import Service
 from tests.server.running import RunningServer, scripted
 from tests.server.test_errors import error_of

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config import ServerConfig
 from octavo.errors import ConfigError
-from octavo.server.errors import Error, send_error
-from octavo.server.health import OPEN_PATHS
+from octavo.server.http.errors import Error, send_error
+from octavo.server.http.health import OPEN_PATHS
 
 __all__ = ["ApiKeys", "Bodies", "load_keys"]
 

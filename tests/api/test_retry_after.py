@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from octavo.engine.admission import Admission
+from octavo.api.admission import Admission
 from octavo.errors import EngineBusyError
 
 # When requests had their first token, in seconds: benchmarks/overload.py on a busy machine, SmolLM2, 4 running at once,

@@ -8,16 +8,16 @@ import pytest
 import zmq
 from msgspec import structs
 
+from octavo.api.admission import Admission
+from octavo.api.engine_client import EngineClient
+from octavo.api.engine_process import EngineProcess
+from octavo.api.metrics import IDLE, EngineMetrics
 from octavo.config import EngineConfig
 from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import RequestDelta
-from octavo.engine.admission import Admission
-from octavo.engine.client import EngineClient
-from octavo.engine.launch import EngineProcess
-from octavo.engine.messages import AbortRequests, AddRequest, FinishRequest, FromEngine, StepResult, ToEngine
-from octavo.engine.metrics import IDLE, EngineMetrics
-from octavo.engine.process import MAX_UNREAD_RESULTS, STATS_S, EngineLoop, SocketChannel
+from octavo.engine.loop import MAX_UNREAD_RESULTS, STATS_S, EngineLoop, SocketChannel
 from octavo.errors import EngineDeadError, InvalidRequestError
+from octavo.ipc.messages import AbortRequests, AddRequest, FinishRequest, FromEngine, StepResult, ToEngine
 from octavo.sampling_params import SamplingParams
 from tests.server.running import make_tokenizer_folder
 from tests.server.scripted_engine import END, SAY, SLOW
@@ -133,7 +133,7 @@ def test_a_reader_that_is_behind_gets_several_steps_in_one_message() -> None:
 
 def test_counters_go_with_news_and_when_they_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("octavo.engine.process.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("octavo.engine.loop.time", SimpleNamespace(monotonic=lambda: now))
     engine, channel = FakeEngine(), FakeChannel([add(1, 5)])
     loop = EngineLoop(engine, channel)
     for seconds in (0.0, 0.01, STATS_S, 0.01):

@@ -1,6 +1,6 @@
 import pytest
 
-from octavo.engine.admission import Admission
+from octavo.api.admission import Admission
 from octavo.errors import EngineBusyError
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine import pulse as pulse_module
-from octavo.engine.pulse import SILENT_S, STALLED_S, Pulse, start_beating
+from octavo.ipc import pulse as pulse_module
+from octavo.ipc.pulse import SILENT_S, STALLED_S, Pulse, start_beating
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo.kernels import _cpu
-from octavo.kernels._cpu import isa, num_threads, set_isa, set_num_threads, supported_isas
+from octavo.devices.cpu import _cpu
+from octavo.devices.cpu._cpu import isa, num_threads, set_isa, set_num_threads, supported_isas
 from octavo.kernels.ops import ATTENTION_PARTITION, QUANT_BLOCK, Ops, Weight
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
 from octavo.kernels.sampling import SAMPLE_ROW, SampleRows

@@ -1,4 +1,4 @@
-"""EngineProcess: starts the engine's process and knows when it is gone. The parent's side of `engine/process.py`.
+"""EngineProcess: starts the engine's process and knows when it is gone. The parent's side of `engine/loop.py`.
 
 Imports little: it runs before anything else in the API process. Knows nothing of requests.
 """
@@ -16,11 +16,11 @@ from typing import BinaryIO
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.engine.pulse import Pulse
+from octavo.ipc.pulse import Pulse
 
 __all__ = ["ENGINE_COMMAND", "EngineProcess", "Launch", "read_launch"]
 
-ENGINE_COMMAND = (sys.executable, "-m", "octavo.engine.process")
+ENGINE_COMMAND = (sys.executable, "-m", "octavo.engine.loop")
 EXIT_GRACE_S = 2.0
 STDERR = 2
 _LENGTH = struct.Struct("<I")

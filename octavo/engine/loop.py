@@ -1,6 +1,6 @@
 """The engine's process: takes requests from a socket, steps the engine, sends the deltas back.
 
-Run as `python -m octavo.engine.process` by `engine/launch.py`. Knows no text and no HTTP. Imports torch only once it
+Run as `python -m octavo.engine.loop` by `api/engine_process.py`. Knows no text and no HTTP. Imports torch only once it
 watches its parent.
 """
 
@@ -19,11 +19,12 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from octavo.api.engine_process import read_launch
 from octavo.config import EngineConfig
 from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import RequestDelta
-from octavo.engine.launch import read_launch
-from octavo.engine.messages import (
+from octavo.errors import InvalidRequestError, OctavoError
+from octavo.ipc.messages import (
     AbortRequests,
     AddPooling,
     AddRequest,
@@ -35,9 +36,8 @@ from octavo.engine.messages import (
     StepResult,
     ToEngine,
 )
-from octavo.engine.pulse import Pulse, start_beating
-from octavo.engine.sockets import has_message
-from octavo.errors import InvalidRequestError, OctavoError
+from octavo.ipc.pulse import Pulse, start_beating
+from octavo.ipc.sockets import has_message
 
 __all__ = ["BuildEngine", "Channel", "Engine", "EngineLoop", "SocketChannel", "main"]
 

@@ -6,9 +6,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from octavo.config import ServerConfig
-from octavo.server.access_log import HEADER, AccessLog
-from octavo.server.errors import Error, error_body
-from octavo.server.guard import ApiKeys, Bodies, load_keys
+from octavo.server.http.access_log import HEADER, AccessLog
+from octavo.server.http.errors import Error, error_body
+from octavo.server.http.guard import ApiKeys, Bodies, load_keys
 
 __all__ = ["with_edge"]
 

@@ -5,8 +5,8 @@ import numpy.typing as npt
 
 from octavo.checkpoint.model_config import PoolingConfig
 from octavo.core.step import RequestDelta
-from octavo.engine.messages import EngineInfo
 from octavo.errors import InvalidRequestError, RequestFailedError
+from octavo.ipc.messages import EngineInfo
 
 __all__ = ["check_dimensions", "cut_off", "pooling_of", "vector_of"]
 

@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from octavo.server.embeddings import EmbeddingList
-from octavo.server.errors import ErrorBody
-from octavo.server.health import OPEN_PATHS, Health
+from octavo.server.http.errors import ErrorBody
+from octavo.server.http.health import OPEN_PATHS, Health
 from octavo.server.plain_answers import Detokenized, ModelCard, ModelList, Tokenized, Version
 from octavo.server.responses import ChatChunk, ChatCompletion, TextCompletion
 

@@ -12,7 +12,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from octavo.server.errors import Error, error_body
+from octavo.server.http.errors import Error, error_body
 
 __all__ = ["ConnectionLimits", "connections_within"]
 

@@ -12,10 +12,20 @@ from types import TracebackType
 import msgspec
 import zmq
 
+from octavo.api.admission import Admission
+from octavo.api.engine_process import EngineProcess
+from octavo.api.metrics import EngineMetrics, RequestTimer
 from octavo.core.step import RequestDelta
-from octavo.engine.admission import Admission
-from octavo.engine.launch import EngineProcess
-from octavo.engine.messages import (
+from octavo.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineBusyError,
+    EngineDeadError,
+    OctavoError,
+    RequestTimeoutError,
+    UnknownArchitectureError,
+)
+from octavo.ipc.messages import (
     AbortRequests,
     AddPooling,
     AddRequest,
@@ -27,17 +37,7 @@ from octavo.engine.messages import (
     StepResult,
     ToEngine,
 )
-from octavo.engine.metrics import EngineMetrics, RequestTimer
-from octavo.engine.sockets import has_message
-from octavo.errors import (
-    CheckpointError,
-    ConfigError,
-    EngineBusyError,
-    EngineDeadError,
-    OctavoError,
-    RequestTimeoutError,
-    UnknownArchitectureError,
-)
+from octavo.ipc.sockets import has_message
 from octavo.sampling_params import SamplingParams
 
 __all__ = ["EngineClient", "Generation"]

@@ -19,13 +19,13 @@ def resolve_ops(name: ProviderName) -> Ops:
     """
     if name == "reference":
         return Ops()
-    if name == "auto" and importlib.util.find_spec("octavo.kernels._cpu") is None:
+    if name == "auto" and importlib.util.find_spec("octavo.devices.cpu._cpu") is None:
         warnings.warn(
             "The native kernels are not built, so plain torch computes, many times slower. `make setup` builds them.",
             stacklevel=2,
         )
         return Ops()
-    from octavo.kernels.cpu import CpuOps
+    from octavo.devices.cpu.ops import CpuOps
 
     return CpuOps()
 
@@ -33,7 +33,7 @@ def resolve_ops(name: ProviderName) -> Ops:
 def progress_counter(name: str) -> Callable[[], int]:
     """A function that any thread may call while ops compute: its value changes as long as they get on."""
     if name == "cpu":
-        from octavo.kernels._cpu import progress
+        from octavo.devices.cpu._cpu import progress
 
         return progress
     return lambda: int(time.process_time())  # torch counts nothing, but where it computes it takes CPU time
@@ -43,7 +43,7 @@ def read_timer(name: str) -> Callable[[Sequence[tuple[int, int]]], float] | None
     """A function that reads buffers (address, bytes) once, on the threads that ops compute on, and returns the seconds;
     None of torch, which has none."""
     if name == "cpu":
-        from octavo.kernels._cpu import time_read
+        from octavo.devices.cpu._cpu import time_read
 
         return time_read
     return None

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.overrides import TorchFunctionMode
 
-from octavo.kernels import _cpu
+from octavo.devices.cpu import _cpu
 
 __all__ = ["Arena", "Replay", "record", "run_replays"]
 
