@@ -31,6 +31,8 @@ from octavo.server.http.access_log import open_log
 from octavo.server.http.connection import ConnectionLimits, connections_within
 from octavo.server.http.edge import with_edge
 from octavo.server.launch import url_of
+from octavo.server.limits import Limits
+from octavo.server.prompts import PromptMaker
 from octavo.server.served_model import ServedModel
 from octavo.server.service import Phase, Service
 from octavo.text.reasoning import find_reasoning_format
@@ -105,7 +107,7 @@ class _Server:
         metrics = EngineMetrics(self._name)
         admission = Admission(self._config.max_num_queued_reqs, self._config.max_num_queued_tokens)
         self._client = EngineClient(self._process, metrics, admission, self._config.request_timeout)
-        self._service = Service(self._name, metrics, self._config.max_request_choices)
+        self._service = Service(self._name, metrics)
         try:
             http = _HttpServer(self._http_config())
             serving = asyncio.create_task(http.serve(sockets=[self._listener]))
@@ -148,12 +150,11 @@ class _Server:
         tokenizer_s = time.perf_counter() - start
         info = await self._client.wait_ready()
         self._service.model = ServedModel(
-            name=self._name,
+            names=(self._name,),
             root=self._engine_config.model,
-            text=text,
             client=self._client,
-            info=info,
-            trusts_request_template=self._config.trust_request_chat_template,
+            prompts=PromptMaker(text, self._config.trust_request_chat_template),
+            limits=Limits(info, self._config.max_request_choices),
             is_strict=self._config.strict,
             grammars=GrammarChecker(self._engine_config, info.vocab_size, info.eos_token_ids),
             tool_format=find_tool_format(self._config.tool_call_parser, text.chat_template.source),
@@ -226,7 +227,7 @@ def _curl(url: str, model: ServedModel) -> str:
     path, body = "completions", dict[str, object](prompt="The sky is blue because", max_tokens=64)
     if model.info.pooling is not None:
         path, body = "embeddings", {"input": "Why is the sky blue?"}
-    elif model.text.has_chat_template:
+    elif model.prompts.text.has_chat_template:
         messages = [{"role": "user", "content": "Why is the sky blue?"}]
         path, body = "chat/completions", {"messages": messages, "max_tokens": 64}
     data = json.dumps({"model": model.name, **body})

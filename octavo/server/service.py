@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from octavo.api.metrics import EngineMetrics
-from octavo.errors import InvalidRequestError
 from octavo.server.http.errors import not_serving
 from octavo.server.served_model import ServedModel
 
-__all__ = ["Phase", "Service"]
+__all__ = ["Phase", "Service", "TheService"]
 
 
 class Phase(Enum):
@@ -25,9 +27,8 @@ class Phase(Enum):
 class Service:
     """Invariant: `is_idle` is set exactly while no request is being answered."""
 
-    def __init__(self, model_name: str, metrics: EngineMetrics, max_request_choices: int) -> None:
+    def __init__(self, model_name: str, metrics: EngineMetrics) -> None:
         self.model_name = model_name
-        self.max_request_choices = max_request_choices
         self.metrics = metrics
         self.phase = Phase.STARTING
         self.model: ServedModel | None = None
@@ -42,15 +43,6 @@ class Service:
         if self.model is None:
             raise not_serving(f"The server is still loading {self.model_name}.", retry_after_s=3)
         return self.model
-
-    def check_num_choices(self, num_prompts: int, n: int) -> None:
-        """Raises InvalidRequestError for more than one request may ask for."""
-        if num_prompts * n > self.max_request_choices:
-            raise InvalidRequestError(
-                f"{num_prompts} prompts times n = {n} are more than the {self.max_request_choices} choices that one "
-                "request may have; --max-request-choices sets the limit.",
-                param="prompt" if num_prompts > n else "n",
-            )
 
     def engine_trouble(self) -> str | None:
         """Why an engine that was ready does not get on, though it is not known to be dead."""
@@ -69,3 +61,12 @@ class Service:
             self._num_open -= 1
             if not self._num_open:
                 self.is_idle.set()
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+TheService = Annotated[Service, Depends(_service)]
+"""What a handler declares to be given it."""

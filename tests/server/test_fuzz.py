@@ -7,7 +7,9 @@ import httpx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.server.schema import HARMLESS, UNSUPPORTED, ChatCompletionRequest, CompletionRequest
+from octavo.server.requests.fields import HARMLESS, UNSUPPORTED
+from octavo.server.routes.chat import ChatCompletionRequest
+from octavo.server.routes.completions import CompletionRequest
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -18,7 +18,7 @@ from octavo.server.service import Service
 from tests.server.running import RunningServer
 
 TEXT = "/v1/completions"
-SCHEMA = schemathesis.openapi.from_dict(create_app(Service("m", EngineMetrics("m"), 1)).openapi())
+SCHEMA = schemathesis.openapi.from_dict(create_app(Service("m", EngineMetrics("m"))).openapi())
 
 
 @pytest.fixture(scope="session")

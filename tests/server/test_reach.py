@@ -50,6 +50,7 @@ def test_a_request_reaches_no_file_no_shell_and_no_network(tokenizer_folder: Pat
     with scripted(tokenizer_folder, *options).wait_ready() as server, httpx.Client(base_url=server.url) as http:
         for path, body in [*requests("x"), *requests("{{ x.y.z }}")]:  # what is imported or started once for all
             http.post(path, json=body)
+        http.get("/v1/models/x")
         server.process.send_signal(signal.SIGUSR1)
         for bait in [*BAIT, *TEMPLATES]:
             for path, body in requests(bait):

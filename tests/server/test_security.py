@@ -85,7 +85,7 @@ def dribble(connection: socket.socket, piece: bytes) -> float:
 
 ROUTES = [
     (method, context.path)
-    for context in iter_route_contexts(create_app(Service("m", EngineMetrics("m"), 1)).routes)
+    for context in iter_route_contexts(create_app(Service("m", EngineMetrics("m"))).routes)
     for method in sorted(context.methods or ())
 ]
 

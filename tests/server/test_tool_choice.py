@@ -10,8 +10,8 @@ import pytest
 
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
-from octavo.server.tool_choice import choose
-from octavo.server.tool_schema import NamedToolChoice, Tool
+from octavo.server.requests.tool_use import choose
+from octavo.server.requests.tools import NamedToolChoice, Tool
 from tests.server.running import RunningServer
 from tests.server.sse import chunks_of
 from tests.server.test_tools import streamed, whole

@@ -1,11 +1,9 @@
 """The probes: `/health` and `/ping` say whether requests are served, `/livez` whether a restart would help."""
 
-from typing import Annotated
-
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Response
 
-from octavo.server.service import Phase, Service
+from octavo.server.service import Phase, Service, TheService
 
 __all__ = ["OPEN_PATHS", "Health", "router"]
 
@@ -19,14 +17,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str
     detail: str | None = None
     """What is wrong with an engine that is alive but does not get on."""
-
-
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
-TheService = Annotated[Service, Depends(_service)]
 
 
 @router.get("/health")

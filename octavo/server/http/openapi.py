@@ -10,11 +10,14 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from octavo.server.embeddings import EmbeddingList
 from octavo.server.http.errors import ErrorBody
 from octavo.server.http.health import OPEN_PATHS, Health
-from octavo.server.plain_answers import Detokenized, ModelCard, ModelList, Tokenized, Version
-from octavo.server.responses import ChatChunk, ChatCompletion, TextCompletion
+from octavo.server.routes.embeddings import EmbeddingList
+from octavo.server.routes.models import ModelCard, ModelList
+from octavo.server.routes.operations import Version
+from octavo.server.routes.tokens import Detokenized, Tokenized
+from octavo.server.text_out.chat import ChatChunk, ChatCompletion
+from octavo.server.text_out.completion import TextCompletion
 
 __all__ = ["ANSWERS", "Answer", "install_openapi"]
 

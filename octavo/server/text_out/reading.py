@@ -8,8 +8,8 @@ from functools import partial
 
 from msgspec import UNSET
 
-from octavo.server.responses import ChatMessage, Delta, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta
-from octavo.server.tool_choice import ToolChoice
+from octavo.server.requests.tool_use import ToolUse
+from octavo.server.text_out.message import ChatMessage, Delta, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta
 from octavo.text.detokenizer import TokenBytes
 from octavo.text.incremental import Source, Steps
 from octavo.text.message_parts import CallArguments, CallStart, Content, Part, PartSink, Reasoning
@@ -65,7 +65,7 @@ class _VisibleMarkers:
 
 
 def plan_reading(
-    choice: ToolChoice,
+    use: ToolUse,
     tools: ToolFormat | None,
     reasoning: ReasoningFormat | None,
     *,
@@ -75,12 +75,12 @@ def plan_reading(
     """`tools` and `reasoning` are the model's ways to write them. A forced call is written in octavo's own way, and
     without reasoning; OpenAI ends it with "stop" where the function was named."""
     new_call_id = short_call_id if tools is not None and tools.has_short_ids else long_call_id
-    if choice.mode == "named":
-        read = partial(read_named_arguments, name=choice.functions[0].name)
+    if use.mode == "named":
+        read = partial(read_named_arguments, name=use.functions[0].name)
         return Reading(read=read, finish_reason="stop", new_call_id=new_call_id)
-    if choice.mode == "required":
+    if use.mode == "required":
         return Reading(read=read_required_calls, new_call_id=new_call_id)
-    if choice.mode == "none":
+    if use.mode == "none":
         tools = None
     if tools is None and reasoning is None:
         return Reading()
@@ -88,13 +88,13 @@ def plan_reading(
     def read_message(source: Source, sink: PartSink) -> Steps[None]:
         if reasoning is not None:
             yield from read_reasoning(source, sink, reasoning, is_reasoning_open)
-        yield from read_content(source, sink) if tools is None else tools.read(source, sink, choice.names)
+        yield from read_content(source, sink) if tools is None else tools.read(source, sink, use.names)
 
     markers = () if reasoning is None else (reasoning.start, reasoning.end)
     return Reading(
         read=read_message,
         markers=frozenset([*markers, *(() if tools is None else tools.markers)]),
-        max_calls=None if choice.is_parallel else 1,
+        max_calls=None if use.is_parallel else 1,
         keeps_reasoning=keeps_reasoning,
         new_call_id=new_call_id,
     )

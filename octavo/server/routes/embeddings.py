@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: the request's fields, its texts as token ids, and the answer."""
+"""POST /v1/embeddings."""
 
 import asyncio
 import base64
@@ -10,20 +10,22 @@ from typing import Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from fastapi import Response
+from fastapi import APIRouter, Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.api.embedding import check_dimensions, cut_off, pooling_of, vector_of
 from octavo.api.engine_client import Generation
 from octavo.errors import InvalidRequestError
 from octavo.server.http.access_log import tell_usage
-from octavo.server.schema import ApiRequest, WireInt
-from octavo.server.served_model import LONG_TEXT, ServedModel
-from octavo.server.service import Service
-from octavo.server.stream import abort_on_disconnect
+from octavo.server.requests.fields import ApiRequest, WireInt
+from octavo.server.routes.context import TheModel, check_fields
+from octavo.server.routes.generation import abort_on_disconnect
+from octavo.server.served_model import ServedModel
+from octavo.server.service import Service, TheService
 
-__all__ = ["EmbeddingJob", "EmbeddingRequest", "EmbeddingResponse", "prepare"]
+__all__ = ["EmbeddingList", "EmbeddingRequest", "router"]
 
+router = APIRouter()
 _encode = msgspec.json.Encoder().encode
 
 
@@ -85,15 +87,15 @@ class EmbeddingJob:
     headers: list[tuple[bytes, bytes]]
 
 
-async def prepare(
-    body: EmbeddingRequest, model: ServedModel, service: Service, headers: list[tuple[bytes, bytes]]
-) -> EmbeddingJob:
-    """Raises InvalidRequestError for what can't be served."""
+@router.post("/v1/embeddings")
+async def create_embeddings(body: EmbeddingRequest, model: TheModel, service: TheService) -> Response:
+    headers = check_fields(body, model)
     check_dimensions(body.dimensions, model.info)
-    prompts = await _token_ids(body, body.inputs(service.max_request_choices), model)
-    for prompt in prompts:
-        model.limits.check_input(prompt)
-    return EmbeddingJob(
+    most = cut_off(body.truncate_prompt_tokens, model.info.max_model_len)
+    inputs = body.inputs(model.limits.max_request_choices)
+    prompts = await model.prompts.of_inputs(inputs, body.add_special_tokens is not False, most)
+    model.limits.check_inputs(prompts)
+    job = EmbeddingJob(
         prompts=prompts,
         is_base64=body.encoding_format == "base64",
         dimensions=body.dimensions,
@@ -101,21 +103,7 @@ async def prepare(
         cache_salt=body.cache_salt,
         headers=headers,
     )
-
-
-async def _token_ids(body: EmbeddingRequest, inputs: list[str | list[int]], model: ServedModel) -> list[list[int]]:
-    most = cut_off(body.truncate_prompt_tokens, model.info.max_model_len)
-    adds_special = body.add_special_tokens is not False
-
-    def encode(text: str | list[int]) -> list[int]:
-        if not isinstance(text, str):
-            return text[:most]
-        return model.tokenizer.encode(text, adds_special, most)
-
-    num_characters = sum(len(text) for text in inputs if isinstance(text, str))
-    if num_characters < LONG_TEXT:
-        return list(map(encode, inputs))
-    return await asyncio.to_thread(lambda: list(map(encode, inputs)))
+    return EmbeddingResponse(model, job, service)
 
 
 class EmbeddingResponse(Response):

@@ -6,6 +6,7 @@ A plain ASGI response: nothing between a delta and the socket but msgspec. A cli
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import Self
 
 import msgspec
 from fastapi import Response
@@ -13,16 +14,15 @@ from msgspec import UNSET
 from starlette.types import Receive, Scope, Send
 
 from octavo.api.choice import Choice, Piece, merge
-from octavo.api.engine_client import Generation
+from octavo.api.engine_client import EngineClient, Generation
 from octavo.core.step import RequestDelta
 from octavo.errors import OctavoError
 from octavo.sampling_params import SamplingParams
-from octavo.server.formats import ChunkUsage, Format
 from octavo.server.http.access_log import tell_usage
 from octavo.server.http.errors import ErrorBody, describe
-from octavo.server.responses import PromptTokensDetails, Usage
-from octavo.server.served_model import ServedModel
+from octavo.server.requests.sampling import SamplingRequest
 from octavo.server.service import Service
+from octavo.server.text_out.shapes import ChunkUsage, Format, PromptTokensDetails, Usage
 from octavo.text.detokenizer import TokenBytes
 
 __all__ = ["GenerationJob", "GenerationResponse", "abort_on_disconnect"]
@@ -48,20 +48,44 @@ class GenerationJob:
     tokens: TokenBytes
     """The tokenizer, as the text of the answers needs it."""
 
+    @classmethod
+    def of(
+        cls,
+        body: SamplingRequest,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        answer: Format,
+        tokens: TokenBytes,
+        headers: list[tuple[bytes, bytes]],
+    ) -> Self:
+        options = body.stream_options
+        return cls(
+            prompts=prompts,
+            params=params,
+            format=answer,
+            stream=bool(body.stream),
+            includes_usage=options is not None and bool(options.include_usage),
+            has_continuous_usage=options is not None and bool(options.continuous_usage_stats),
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            headers=headers,
+            tokens=tokens,
+        )
+
 
 class GenerationResponse(Response):
     """Errors before the first byte are raised, for the error handlers to answer; later ones become an event."""
 
-    def __init__(self, model: ServedModel, job: GenerationJob, service: Service) -> None:
+    def __init__(self, client: EngineClient, service: Service, job: GenerationJob) -> None:
         super().__init__()
         self._service = service
-        self._model = model
+        self._client = client
         self._job = job
         self._choices = [Choice(job.tokens, job.params) for _ in range(len(job.prompts) * job.params.n)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
-        generation = self._model.client.generate(job.prompts, job.params, job.priority, job.cache_salt)
+        generation = self._client.generate(job.prompts, job.params, job.priority, job.cache_salt)
         with self._service.answering(), generation:
             watcher = asyncio.create_task(abort_on_disconnect(receive, generation))
             try:

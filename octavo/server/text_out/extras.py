@@ -1,14 +1,18 @@
-"""What a request wants to see beside the text: log-probabilities and token ids, of the answer and of the prompt."""
+"""Extras: what a request wants to see beside the text, which is log-probabilities and token ids."""
 
 from dataclasses import dataclass
+from typing import Self
 
 from msgspec import UNSET, UnsetType
 
 from octavo.api.choice import Piece
-from octavo.server.logprobs import LogprobFormat
-from octavo.server.responses import ChatLogprobs, PromptLogprob
+from octavo.sampling_params import SamplingParams
+from octavo.server.requests.sampling import SamplingRequest
+from octavo.server.text_out.logprobs import LogprobFormat
+from octavo.server.text_out.shapes import ChatLogprobs, PromptLogprob
+from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["ShownPrompt", "Wanted"]
+__all__ = ["Extras", "ShownPrompt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +25,22 @@ class ShownPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Extras:
     format: LogprobFormat
     num_logprobs: int | None = None
     """Most likely tokens beside each of the text's; None: no log-probabilities."""
     num_prompt_logprobs: int | None = None
     """The same for the prompt, in vLLM's shape."""
     token_ids: bool = False
+
+    @classmethod
+    def of(cls, body: SamplingRequest, tokenizer: Tokenizer, params: SamplingParams) -> Self:
+        return cls(
+            format=LogprobFormat(tokenizer, params.skip_special_tokens, bool(body.return_tokens_as_token_ids)),
+            num_logprobs=params.logprobs,
+            num_prompt_logprobs=body.prompt_logprobs,
+            token_ids=bool(body.return_token_ids),
+        )
 
     def ids(self, token_ids: list[int]) -> list[int] | UnsetType:
         return token_ids if self.token_ids else UNSET

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from octavo.api.choice import Piece
 from octavo.core.step import TokenLogprobs
-from octavo.server.responses import ChatLogprob, ChatLogprobs, PromptLogprob, TextLogprobs, TopLogprob
+from octavo.server.text_out.shapes import ChatLogprob, ChatLogprobs, PromptLogprob, TextLogprobs, TopLogprob
 from octavo.text.tokenizer import Tokenizer
 
 __all__ = ["LogprobFormat", "TextCursor"]

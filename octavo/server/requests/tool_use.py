@@ -1,4 +1,4 @@
-"""ToolChoice: what a request lets or makes the model do with its tools, and the grammar that makes it."""
+"""ToolUse: what a request lets or makes the model do with its tools, and the grammar that makes it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams, StructuredOutputs
-from octavo.server.tool_schema import FunctionDefinition, NamedToolChoice, Tool
+from octavo.server.requests.tools import FunctionDefinition, NamedToolChoice, Tool
 
-__all__ = ["ToolChoice", "choose"]
+__all__ = ["ToolUse", "choose"]
 
 MAX_TOOLS = 128  # OpenAI's limit
 MAX_NAME = 64  # characters; OpenAI's limit
@@ -21,7 +21,7 @@ SCHEMA_MAPS = frozenset(["$defs", "definitions", "dependentSchemas", "patternPro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolChoice:
+class ToolUse:
     mode: Literal["none", "auto", "required", "named"]
     functions: Sequence[FunctionDefinition] = ()
     """With "named" there is one."""
@@ -69,7 +69,7 @@ class ToolChoice:
 
 def choose(
     tools: Sequence[Tool] | None, choice: Literal["none", "auto", "required"] | NamedToolChoice | None, parallel: bool
-) -> ToolChoice:
+) -> ToolUse:
     """What the fields `tools`, `tool_choice` and `parallel_tool_calls` ask for together. Raises InvalidRequestError."""
     functions = [tool.function for tool in tools or ()]
     _check(functions)
@@ -77,7 +77,7 @@ def choose(
     if not functions:
         if mode in ("named", "required"):
             raise InvalidRequestError("tool_choice forces a call, but tools is empty.", param="tool_choice")
-        return ToolChoice(mode="none")
+        return ToolUse(mode="none")
     if isinstance(choice, NamedToolChoice):
         functions = [function for function in functions if function.name == choice.function.name][:1]
         if not functions:
@@ -85,7 +85,7 @@ def choose(
                 f"tool_choice names the function {choice.function.name[:MAX_NAME]!a}, which is not among the tools.",
                 param="tool_choice",
             )
-    return ToolChoice(mode=mode, functions=functions, is_parallel=parallel)
+    return ToolUse(mode=mode, functions=functions, is_parallel=parallel)
 
 
 def _check(functions: Sequence[FunctionDefinition]) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 
-from octavo.server.served_model import LONG_TEXT, ServedModel
+from octavo.server.prompts import LONG_TEXT, PromptMaker
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.text_side import TextSide
 from octavo.text.tokenizer import Tokenizer
@@ -19,16 +19,11 @@ class WatchedTokenizer(Tokenizer):
         return [5]
 
 
-def served(tokenizer: Tokenizer) -> ServedModel:
-    text = TextSide(tokenizer, ChatTemplate(None, {}), has_chat_template=False)
-    return ServedModel(name="m", root="m", text=text, client=None, info=None)  # type: ignore[arg-type]
-
-
 async def test_a_long_text_is_tokenised_in_another_thread() -> None:
     tokenizer = WatchedTokenizer()
-    model = served(tokenizer)
-    await model.text_prompt("short")
-    await model.text_prompt("x" * LONG_TEXT)
+    prompts = PromptMaker(TextSide(tokenizer, ChatTemplate(None, {}), has_chat_template=False))
+    await prompts.of_text("short")
+    await prompts.of_text("x" * LONG_TEXT)
     short, long = tokenizer.threads
     assert short is threading.current_thread()
     assert long is not threading.current_thread()

@@ -1,0 +1,75 @@
+"""ApiRequest: the fields that all requests have, and what becomes of those that octavo does not serve.
+
+Types are checked here, ranges in `SamplingParams`. Limits of the vocabulary and the context are checked later.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from octavo.errors import InvalidRequestError
+
+__all__ = ["HARMLESS", "UNSUPPORTED", "ApiRequest", "WireInt"]
+
+WireInt = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+"""An integer whose range is checked elsewhere, but that must fit a message to the engine."""
+
+HARMLESS = frozenset(
+    [
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "spaces_between_special_tokens",
+        "store",
+        "verbosity",
+    ]
+)
+"""Fields that clients send and that change nothing in what octavo answers."""
+
+UNSUPPORTED = {
+    "audio": "audio output",
+    "function_call": "function calls",
+    "functions": "function calls",
+    "kv_transfer_params": "moving KV between engines",
+    "logits_processors": "logits processors of a request's own",
+    "modalities": "output other than text",
+    "prediction": "predicted outputs",
+    "prompt_embeds": "prompts given as embeddings",
+    "suffix": "filling in before a suffix",
+    "web_search_options": "web search",
+}
+"""Fields that would change the answer, and what they ask for."""
+
+NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "modalities": [["text"]],
+}
+"""Values of these fields that ask for nothing, beside null, false and empty ones."""
+
+
+class ApiRequest(BaseModel):
+    """No coercion: "5" is no number. Unknown fields are kept, so that they can be named."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = None
+    user: str | None = None
+
+    def warnings(self) -> list[str]:
+        """What the client should know of the fields it used."""
+        return []
+
+    def unknown_fields(self) -> list[str]:
+        """Fields that mean nothing here. Raises InvalidRequestError for one that octavo knows but can't serve."""
+        extra = self.model_extra or {}
+        for name, value in extra.items():
+            wish = UNSUPPORTED.get(name)
+            asks = value is not None and value is not False and value not in ("", [], {})
+            if wish is not None and asks and value not in NEUTRAL.get(name, ()):
+                raise InvalidRequestError(
+                    f"{name} is not supported: octavo can't do {wish} yet. Leave the field out.", param=name
+                )
+        return [name for name in extra if name not in UNSUPPORTED and name not in HARMLESS]

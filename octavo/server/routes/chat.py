@@ -1,0 +1,107 @@
+"""POST /v1/chat/completions."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+
+from octavo.errors import InvalidRequestError
+from octavo.sampling_params import SamplingParams
+from octavo.server.requests.messages import ChatInput, Message
+from octavo.server.requests.sampling import SamplingRequest
+from octavo.server.requests.tool_use import ToolUse, choose
+from octavo.server.requests.tools import NamedToolChoice
+from octavo.server.routes.context import RequestId, TheModel, check_fields
+from octavo.server.routes.generation import GenerationJob, GenerationResponse
+from octavo.server.served_model import ServedModel
+from octavo.server.service import TheService
+from octavo.server.text_out.chat import ChatFormat
+from octavo.server.text_out.extras import Extras, ShownPrompt
+from octavo.server.text_out.reading import Reading, plan_reading
+
+__all__ = ["ChatCompletionRequest", "router"]
+
+router = APIRouter()
+LONGEST_TAG = 32
+"""Tokens, at the end of a prompt, that a tag and white space can take."""
+
+
+class ChatCompletionRequest(ChatInput, SamplingRequest):
+    messages: list[Message]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    """Goes before max_tokens, which OpenAI has retired."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    echo: bool | None = None
+    """Begin the answer with the last message, if that is the assistant's."""
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    """None is "auto"."""
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    """False leaves the reasoning out of the answer."""
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """A model that shall call none is shown none."""
+        return None if self.tool_choice == "none" else super().template_tools
+
+    def tool_use(self) -> ToolUse:
+        """Raises InvalidRequestError for tools, or a choice among them, that can't be."""
+        return choose(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
+
+    @property
+    def echoed(self) -> str:
+        last = self.messages[-1] if self.messages else None
+        return last.text if self.echo and last is not None and last.role == "assistant" else ""
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if max_tokens == 0:
+            name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+            raise InvalidRequestError(f"{name} must be an integer of at least 1, got 0.", param=name)
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.make_params(defaults, max_tokens=max_tokens, logprobs=logprobs)
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(
+    body: ChatCompletionRequest, model: TheModel, service: TheService, request_id: RequestId
+) -> Response:
+    headers = check_fields(body, model)
+    model.check_generates()
+    tools = body.tool_use()
+    params = tools.constrain(body.sampling_params(model.info.sampling_defaults))
+    params = await model.prompts.with_bad_words(params)
+    if body.template_tools and not model.prompts.text.chat_template.takes_tools:
+        headers.append((b"x-octavo-warning", b"the tools are not shown to the model: its chat template has no place"))
+    await model.check_structure(params, body.structure_field or "tools")
+    prompt = model.limits.truncated(await model.prompts.of_messages(body), body.truncate_prompt_tokens, params)
+    params = model.limits.with_max_tokens(params, len(prompt))
+    model.limits.check([prompt], params)
+    reading = _reading(body, model, tools, prompt, is_free=params.structured_outputs is None)
+    extras = Extras.of(body, model.prompts.tokenizer, params)
+    answer = ChatFormat(request_id, model.name, params.n, ShownPrompt(prompt, body.echoed), extras, reading)
+    tokens = reading.visible(model.prompts.tokenizer)
+    return GenerationResponse(model.client, service, GenerationJob.of(body, [prompt], params, answer, tokens, headers))
+
+
+def _reading(
+    body: ChatCompletionRequest, model: ServedModel, tools: ToolUse, prompt: list[int], is_free: bool
+) -> Reading:
+    """How to read the answers; one that a grammar rules is not `is_free` and has no reasoning."""
+    form = model.reasoning_format if is_free else None
+    is_open = False
+    if form is not None and body.continue_final_message:
+        is_open = form.is_open_after(body.messages[-1].text)
+    elif form is not None:
+        is_open = form.is_opened_by(model.prompts.decode(prompt[-LONGEST_TAG:]))
+    return plan_reading(
+        tools,
+        model.tool_format,
+        form,
+        is_reasoning_open=is_open,
+        keeps_reasoning=body.include_reasoning is not False,
+    )

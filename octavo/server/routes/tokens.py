@@ -1,0 +1,56 @@
+"""POST /tokenize and POST /detokenize."""
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from octavo.errors import InvalidRequestError
+from octavo.server.requests.fields import ApiRequest
+from octavo.server.requests.messages import ChatInput
+from octavo.server.routes.context import TheModel, check_fields, json_answer
+
+__all__ = ["DetokenizeRequest", "Detokenized", "TokenizeRequest", "Tokenized", "router"]
+
+router = APIRouter()
+
+
+class TokenizeRequest(ChatInput):
+    """A prompt, or messages as for a chat completion."""
+
+    prompt: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(ApiRequest):
+    tokens: list[int]
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    prompt: str
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, model: TheModel) -> Response:
+    headers = check_fields(body, model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("Send either prompt or messages.", param="prompt")
+    if body.prompt is None:
+        token_ids = await model.prompts.of_messages(body)
+    else:
+        token_ids = (await model.prompts.of_text(body.prompt, body.add_special_tokens is not False)).token_ids
+    texts = [model.prompts.tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
+    answer = Tokenized(count=len(token_ids), max_model_len=model.info.max_model_len, tokens=token_ids, token_strs=texts)
+    return json_answer(answer, headers)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, model: TheModel) -> Response:
+    headers = check_fields(body, model)
+    model.limits.check_vocabulary(body.tokens, "tokens")
+    return json_answer(Detokenized(model.prompts.decode(body.tokens)), headers)
