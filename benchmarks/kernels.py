@@ -18,7 +18,8 @@ from functools import partial
 
 import torch
 
-from octavo.devices.cpu import _cpu, cpu
+from octavo.devices.cpu import _cpu
+from octavo.devices.cpu import ops as cpu
 from octavo.kernels.ops import Weight
 from octavo.kernels.quantized import QuantizedMatrix
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
