@@ -18,6 +18,7 @@ from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
+from octavo.layers.weights import WeightFormat
 from octavo.models.loader import CausalLM, load_model
 from octavo.runner.device import available_cpus
 from octavo.runner.kv_cache import allocate_kv_caches
@@ -75,7 +76,7 @@ def main() -> None:
 
     checkpoint, ops, dtype = open_checkpoint(args.model), resolve_ops(args.backend), getattr(torch, args.dtype)
     ops.set_num_threads(available_cpus())
-    model = load_model(checkpoint, ops, dtype, args.window)
+    model = load_model(checkpoint, ops, WeightFormat(dtype), args.window)
     text = "\n\n".join(topics.values())[: 8 * args.tokens]
     token_ids = torch.tensor(
         load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(text)[: args.tokens], dtype=torch.int32

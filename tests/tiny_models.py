@@ -64,6 +64,9 @@ def _config(family: str, **overrides: Any) -> PreTrainedConfig:
         case "llama-linear-rope":
             rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
             return LlamaConfig(**sizes, rope_parameters=rope)
+        case "llama-dynamic-rope":
+            rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+            return LlamaConfig(**sizes, rope_parameters=rope)
         case "llama-yarn-rope":
             return LlamaConfig(**sizes, rope_parameters=YARN_ROPE)
         case "mistral":
@@ -89,6 +92,7 @@ FAMILIES = [
     "llama-bias-head-dim",
     "llama3-rope",
     "llama-linear-rope",
+    "llama-dynamic-rope",
     "llama-yarn-rope",
     "mistral",
     "qwen2",

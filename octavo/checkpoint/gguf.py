@@ -208,7 +208,6 @@ def _read_config(
         bos_token_id=vocabulary.bos_token_id if vocabulary is not None else None,
         eos_token_ids=end_of_turn_ids(file, vocabulary) if vocabulary is not None else (),
         sampling_defaults=renamed(file.metadata, GGUF_KEYS),
-        extra={key: value for key, value in file.metadata.items() if not key.startswith("tokenizer.")},
     )
     return architecture.settings(fields, config).check(file.path)
 

@@ -45,7 +45,6 @@ def parse_config(path: Path, values: dict[str, Any], generation: dict[str, Any])
         or _token_ids(fields, "eos_token_id"),
         bos_token_id=fields.optional_integer("bos_token_id"),
         sampling_defaults=renamed(generation, HF_KEYS),
-        extra=values,
     ).check(path)
 
 

@@ -100,8 +100,6 @@ class ModelConfig:
     """What sentence-transformers' files beside the weights say; None where there are none."""
     max_sequence_length: int | None = None
     """Where they cut texts off; no longer than `max_position_embeddings`."""
-    extra: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """The file's own key-value pairs, for what only one family has."""
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:

@@ -1,7 +1,6 @@
 """What the engine process logs while it starts: stages, how much of the weights is read, derived values."""
 
 import sys
-from pathlib import Path
 
 from octavo.config import EngineConfig, ResolvedConfig
 from octavo.engine.llm_engine import LLMEngine
@@ -26,9 +25,6 @@ class StartLog(StartProgress):
             end = "\n" if done_bytes == total_bytes else ""
             share = done_bytes / total_bytes
             print(f"\r[engine] {share:4.0%} of {total_bytes / 1e6:.0f} MB", end=end, file=sys.stderr, flush=True)
-
-    def weights_cached(self, path: Path, num_bytes: int) -> None:
-        log(f"packed weights are kept in {path}, {num_bytes / 1e6:.0f} MB (--weight-cache)")
 
     def roof_measured(self, roof: MemoryRoof) -> None:
         rate, num_bytes = roof.bytes_per_s / 1e9, roof.weight_bytes / 1e6

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -27,8 +26,7 @@ from octavo.engine.memory_roof import MemoryRoof, kv_token_bytes
 from octavo.ipc.messages import EngineInfo
 from octavo.kernels.ops import Ops
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
-from octavo.layers.weight_cache import WeightCache
-from octavo.layers.weights import packed_bytes, quantized_form
+from octavo.layers.weights import WeightFormat, packed_bytes, quantized_form
 from octavo.models.loader import CausalLM, Encoder, load_encoder, load_model, multiplied_weights
 from octavo.runner.device import (
     available_cpus,
@@ -62,9 +60,6 @@ class StartProgress:
 
     def weights_read(self, done_bytes: int, total_bytes: int) -> None:
         """Checkpoint bytes read so far."""
-
-    def weights_cached(self, path: Path, num_bytes: int) -> None:
-        """A file of packed weights was read, or written for the next start; told in whichever thread did it."""
 
     def roof_measured(self, roof: MemoryRoof) -> None:
         """How fast memory lets the model decode; not told where that can't be measured, or nothing is decoded."""
@@ -102,8 +97,7 @@ def build_engine(config: EngineConfig, progress: StartProgress | None = None) ->
     progress.resolved(resolved)
     with stages.stage("load weights"):
         grammars = Grammars(partial(_grammar_compiler, config, checkpoint.config))
-        cache = _open_weight_cache(checkpoint, ops, resolved, progress)
-        model = _load_model(checkpoint, ops, resolved, progress, cache)
+        model = _load_model(checkpoint, ops, resolved, progress)
         runner = _make_runner(model, ops, resolved, checkpoint.config, grammars)
     with stages.stage("measure memory"):
         roof = _measure_roof(model, resolved, checkpoint.config)
@@ -112,8 +106,6 @@ def build_engine(config: EngineConfig, progress: StartProgress | None = None) ->
     engine = _assemble(resolved, checkpoint, runner, grammars, roof)
     with stages.stage("warm up"):
         _warm_up(runner, resolved)
-    if cache is not None:
-        cache.save_in_background(progress.weights_cached)
     return engine, _describe(resolved, checkpoint, stages.seconds)
 
 
@@ -147,28 +139,7 @@ def _grammar_compiler(config: EngineConfig, model_config: ModelConfig) -> "Gramm
     return GrammarCompiler(load_model_tokenizer(config), model_config.vocab_size, model_config.eos_token_ids)
 
 
-def _open_weight_cache(
-    checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progress: StartProgress
-) -> WeightCache | None:
-    if config.weight_cache == "off":
-        return None
-    cache = WeightCache(
-        config.weight_cache,
-        checkpoint,
-        ops,
-        getattr(torch, config.dtype),
-        config.quantization,
-        config.int8_activations,
-        config.num_threads,
-    )
-    if cache.path is not None:
-        progress.weights_cached(cache.path, cache.path.stat().st_size)
-    return cache
-
-
-def _load_model(
-    checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progress: StartProgress, cache: WeightCache | None
-) -> Encoder:
+def _load_model(checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progress: StartProgress) -> Encoder:
     total_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
     done_bytes = 0
 
@@ -178,8 +149,8 @@ def _load_model(
         progress.weights_read(done_bytes, total_bytes)
 
     load = load_model if config.pooling is None else load_encoder
-    how = (config.quantization, config.int8_activations, cache)
-    return load(checkpoint, ops, getattr(torch, config.dtype), config.max_model_len, on_bytes, *how)
+    weight_format = WeightFormat(getattr(torch, config.dtype), config.quantization, config.int8_activations)
+    return load(checkpoint, ops, weight_format, config.max_model_len, on_bytes)
 
 
 def _make_runner(

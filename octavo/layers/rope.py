@@ -29,7 +29,7 @@ def rope_table(config: ModelConfig, max_model_len: int, rope: RopeConfig | None 
 def _scale_frequencies(frequencies: torch.Tensor, rope: RopeConfig, config: ModelConfig) -> tuple[torch.Tensor, float]:
     """The scaled frequencies, and the factor on cosines and sines."""
     match rope.rope_type:
-        case "default":
+        case "default" | "dynamic":  # which slows frequencies beyond max_position_embeddings only, where no text goes
             return frequencies, 1.0
         case "linear":
             return frequencies / rope.factor, 1.0
@@ -39,7 +39,8 @@ def _scale_frequencies(frequencies: torch.Tensor, rope: RopeConfig, config: Mode
             return _yarn(frequencies, rope, config)
         case other:
             raise CheckpointError(
-                f"Rotary embedding of type {other!r} is not supported; supported are default, linear, llama3 and yarn."
+                f"Rotary embedding of type {other!r} is not supported; supported are default, dynamic, "
+                "linear, llama3 and yarn."
             )
 
 

@@ -1,13 +1,12 @@
-"""WeightLoader: a checkpoint's tensors, read, dequantised, stacked and packed as a model asks for them, or taken from a
-cache of the packed ones.
+"""WeightLoader: a checkpoint's tensors, read, dequantised, stacked and packed as a model asks for them.
 
 The one place that compares what a model expects with what the files hold: a missing or surplus tensor or a wrong shape
 is an error that names it. Knows no architecture.
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -17,14 +16,24 @@ from octavo.errors import CheckpointError
 from octavo.kernels.ops import Ops, Weight
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
-from octavo.layers.packed_file import PackedTensor
 from octavo.layers.quantization import QUANTIZERS, dequantize, read_quantized, unpermute_rope
-from octavo.layers.weight_cache import WeightCache
 
-__all__ = ["WeightLoader", "packed_bytes", "quantized_form"]
+__all__ = ["WeightFormat", "WeightLoader", "packed_bytes", "quantized_form"]
 
 OWN_BLOCKS = {"int8": "Q8_0", "int4": "Q4_1"}
 """Block types that have the form of --quantization already."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """What a model's weights become when they are loaded."""
+
+    dtype: torch.dtype
+    """The type of dense matrices and of activations between ops."""
+    quantization: str = "none"
+    """none; int8, int4; or gguf, which keeps a file's blocks as they are and quantises nothing else."""
+    int8_activations: bool = True
+    """Quantised matrices quantise what they multiply, too."""
 
 
 def quantized_form(quantization: str, block_type: str) -> QuantizedForm | None:
@@ -49,49 +58,26 @@ class WeightLoader:
         self,
         checkpoint: Checkpoint,
         ops: Ops,
-        dtype: torch.dtype,
+        weight_format: WeightFormat,
         on_bytes: Callable[[int], None] = lambda _: None,
-        quantization: str = "none",
-        int8_activations: bool = True,
-        cache: WeightCache | None = None,
     ) -> None:
-        """quantization: none; int8, int4; or gguf, which keeps blocks as they are and quantises nothing else.
-
-        int8_activations: what quantised matrices multiply is quantised too.
-        """
         self.checkpoint = checkpoint
         self.ops = ops
-        self.dtype = dtype
-        self.quantization = quantization
-        self.int8_activations = int8_activations
+        self.format = weight_format
         self._on_bytes = on_bytes
-        self._cache = cache
         self._unused = set(checkpoint.tensors)
 
     def matrix(self, names: Sequence[str], in_features: int, out_features: Sequence[int]) -> Weight:
         """The matrices [out, in] of `names`, stacked along their outputs, in the provider's layout."""
-        shapes = list(zip(names, [(out, in_features) for out in out_features], strict=True))
-
-        def make() -> PackedTensor:
-            weight = self._matrix(names, shapes)
-            return PackedTensor(weight.data, weight.form)
-
-        packed = self._cached("matrix", shapes, make)
-        int8_activations = self.int8_activations and packed.form is not None
-        return Weight(packed.data, sum(out_features), in_features, packed.form, int8_activations)
+        return self._matrix(names, list(zip(names, [(out, in_features) for out in out_features], strict=True)))
 
     def vector(self, names: Sequence[str], sizes: Sequence[int]) -> torch.Tensor:
         """The vectors of `names`, one after the other, in float32: biases and norms are added to accumulators."""
-        shapes = [(name, (size,)) for name, size in zip(names, sizes, strict=True)]
-
-        def make() -> PackedTensor:
-            return PackedTensor(torch.cat([self._read(name, shape, torch.float32) for name, shape in shapes]))
-
-        return self._cached("vector", shapes, make).data
+        return torch.cat([self._read(name, (size,), torch.float32) for name, size in zip(names, sizes, strict=True)])
 
     def table(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         """A matrix [rows, size] in float32, whose rows are looked up and never multiplied."""
-        return self._cached("table", [(name, shape)], lambda: PackedTensor(self._read(name, shape, torch.float32))).data
+        return self._read(name, shape, torch.float32)
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
         """Raise CheckpointError if the files hold tensors that the model did not ask for."""
@@ -103,32 +89,16 @@ class WeightLoader:
                 f"{self.checkpoint.config.model_type!r} does not use: {shown}."
             )
 
-    def _cached(
-        self, kind: str, shapes: Sequence[tuple[str, tuple[int, ...]]], make: Callable[[], PackedTensor]
-    ) -> PackedTensor:
-        if self._cache is None:
-            return make()
-        key = f"{kind} {shapes}"
-        packed = self._cache.take(key)
-        if packed is not None:
-            for name, shape in shapes:
-                self._take(name, shape)
-            return packed
-        start = time.perf_counter()
-        packed = make()
-        self._cache.put(key, packed, time.perf_counter() - start)
-        return packed
-
     def _matrix(self, names: Sequence[str], shapes: Sequence[tuple[str, tuple[int, int]]]) -> Weight:
-        if self.quantization in QUANTIZERS:
+        if self.format.quantization in QUANTIZERS:
             return self._pack_quantized([self._quantize(name, shape) for name, shape in shapes])
-        if self.quantization == "gguf":
+        if self.format.quantization == "gguf":
             has_blocks = [self._has_blocks(name) for name in names]
             if all(has_blocks):
                 return self._pack_quantized([self._read_blocks(name, shape) for name, shape in shapes])
             if any(has_blocks):  # float32 holds all of them exactly
                 return self.ops.pack(_stacked([self._read(name, shape, torch.float32) for name, shape in shapes]))
-        return self.ops.pack(_stacked([self._read(name, shape, self.dtype) for name, shape in shapes]))
+        return self.ops.pack(_stacked([self._read(name, shape, self.format.dtype) for name, shape in shapes]))
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         info = self._take(name, shape)
@@ -150,14 +120,14 @@ class WeightLoader:
 
     def _quantize(self, name: str, shape: tuple[int, int]) -> QuantizedMatrix:
         """The checkpoint's own blocks where they have the form asked for, else quantised here."""
-        quantize = QUANTIZERS[self.quantization]
-        if self._has_blocks(name) and self.checkpoint.tensors[name].dtype == OWN_BLOCKS[self.quantization]:
+        quantize = QUANTIZERS[self.format.quantization]
+        if self._has_blocks(name) and self.checkpoint.tensors[name].dtype == OWN_BLOCKS[self.format.quantization]:
             return self._read_blocks(name, shape)
         return quantize(self._read(name, shape, torch.float32))
 
     def _pack_quantized(self, parts: Sequence[QuantizedMatrix]) -> Weight:
         matrix = parts[0] if len(parts) == 1 else QuantizedMatrix.stacked(parts)
-        return self.ops.pack_quantized(matrix, self.int8_activations)
+        return self.ops.pack_quantized(matrix, self.format.int8_activations)
 
     def _take(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         """The tensor's place, once it is known to be what the model expects."""

@@ -45,7 +45,7 @@ class Model:
     def __init__(self, config: ModelConfig, weights: WeightLoader, max_model_len: int) -> None:
         cos_sin = rope_table(config, max_model_len)
         local_cos_sin = cos_sin if config.local_rope is None else rope_table(config, max_model_len, config.local_rope)
-        scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype).item()  # rounded as in training
+        scale = torch.tensor(config.hidden_size**0.5, dtype=weights.format.dtype).item()  # rounded as in training
         self.embedding = Embedding(weights, "model.embed_tokens", config.vocab_size, config.hidden_size, scale)
         self.layers = [
             Layer(config, weights, i, local_cos_sin if window else cos_sin)

@@ -18,8 +18,7 @@ from octavo.kernels.sampling import SampleRows
 from octavo.layers.context import StepContext
 from octavo.layers.embedding import LMHead
 from octavo.layers.linear import Linear
-from octavo.layers.weight_cache import WeightCache
-from octavo.layers.weights import WeightLoader
+from octavo.layers.weights import WeightFormat, WeightLoader
 
 __all__ = ["CausalLM", "Encoder", "known_model_types", "load_encoder", "load_model", "multiplied_weights"]
 
@@ -55,47 +54,37 @@ def known_model_types() -> list[str]:
 def load_model(
     checkpoint: Checkpoint,
     ops: Ops,
-    dtype: torch.dtype,
+    weight_format: WeightFormat,
     max_model_len: int,
     on_bytes: Callable[[int], None] = lambda _: None,
-    quantization: str = "none",
-    int8_activations: bool = True,
-    cache: WeightCache | None = None,
 ) -> CausalLM:
     """Build the checkpoint's model, a decoder.
 
     Raises CheckpointError for weights that are missing, surplus or misshapen, UnknownArchitectureError for a model_type
     without a file here.
     """
-    how = (ops, dtype, max_model_len, on_bytes, quantization, int8_activations, cache)
-    return cast(CausalLM, _load(checkpoint, checkpoint.config, *how))
+    return cast(CausalLM, _load(checkpoint, checkpoint.config, ops, weight_format, max_model_len, on_bytes))
 
 
 def load_encoder(
     checkpoint: Checkpoint,
     ops: Ops,
-    dtype: torch.dtype,
+    weight_format: WeightFormat,
     max_model_len: int,
     on_bytes: Callable[[int], None] = lambda _: None,
-    quantization: str = "none",
-    int8_activations: bool = True,
-    cache: WeightCache | None = None,
 ) -> Encoder:
     """As `load_model`, for hidden states only: an encoder, or a decoder, whose head is not loaded if it has one."""
     headless = replace(checkpoint.config, tie_word_embeddings=True)
-    return _load(checkpoint, headless, ops, dtype, max_model_len, on_bytes, quantization, int8_activations, cache)
+    return _load(checkpoint, headless, ops, weight_format, max_model_len, on_bytes)
 
 
 def _load(
     checkpoint: Checkpoint,
     config: ModelConfig,
     ops: Ops,
-    dtype: torch.dtype,
+    weight_format: WeightFormat,
     max_model_len: int,
     on_bytes: Callable[[int], None],
-    quantization: str,
-    int8_activations: bool,
-    cache: WeightCache | None,
 ) -> Encoder:
     model_type = config.model_type
     if model_type not in known_model_types():
@@ -103,7 +92,7 @@ def _load(
             f"{checkpoint.path}: model type {model_type!r} is not supported; supported are "
             f"{', '.join(known_model_types())}."
         )
-    weights = WeightLoader(checkpoint, ops, dtype, on_bytes, quantization, int8_activations, cache)
+    weights = WeightLoader(checkpoint, ops, weight_format, on_bytes)
     module = importlib.import_module(f"octavo.models.{model_type}")
     model = cast(Encoder, module.Model(config, weights, max_model_len))
     weights.finish(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())

@@ -23,7 +23,7 @@ SERVE_OPTIONS = """
     --model --num-swap-blocks --num-threads --override-generation-config --port --preemption-mode --quantization
     --reasoning-parser --request-timeout --revision --runner --scheduling-policy --seed --served-model-name
     --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile --strict --swap-space
-    --tokenizer --tool-call-parser --trust-request-chat-template --weight-cache
+    --tokenizer --tool-call-parser --trust-request-chat-template
 """.split()  # noqa: SIM905 - a new option is a decision, made here
 
 

@@ -15,6 +15,7 @@ from octavo import LLM, SamplingParams
 from octavo.checkpoint.checkpoint import Vocabulary
 from octavo.checkpoint.gguf import GGUFCheckpoint
 from octavo.devices.provider import resolve_ops
+from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model
 from octavo.text.gguf_pipeline import SPACE, TokenType
 from octavo.text.tokenizer import load_tokenizer
@@ -86,7 +87,9 @@ def test_text_is_encoded_as_sentencepiece_does_and_soon(checkpoint: GGUFCheckpoi
 def test_logits_equal_transformers_beyond_the_window(checkpoint: GGUFCheckpoint, transformers_model: Any) -> None:
     ops = resolve_ops("cpu")
     token_ids = load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(DOCUMENT.read_text())[:700]
-    actual = sequence_logits(load_model(checkpoint, ops, torch.float32, 1024), ops, checkpoint.config, token_ids)
+    actual = sequence_logits(
+        load_model(checkpoint, ops, WeightFormat(torch.float32), 1024), ops, checkpoint.config, token_ids
+    )
     with torch.inference_mode():
         expected = transformers_model(torch.tensor([token_ids])).logits[0]
     assert (actual - expected).abs().max() < 1e-3  # logits reach 40

@@ -9,6 +9,7 @@ import torch
 from octavo import LLM, RequestFailedError, SamplingParams
 from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
+from octavo.layers.weights import WeightFormat
 from octavo.models.loader import CausalLM, load_model
 from tests.models.driver import sequence_logits
 from tests.tiny_models import make_folder
@@ -42,7 +43,7 @@ def test_each_is_the_prompt_token_s_in_the_softmax_of_the_logits_before_it(
     folder: Path, expected: tuple[Any, ...]
 ) -> None:
     checkpoint = open_checkpoint(str(folder))
-    model = load_model(checkpoint, resolve_ops("cpu"), torch.float32, 512)
+    model = load_model(checkpoint, resolve_ops("cpu"), WeightFormat(torch.float32), 512)
     logits = sequence_logits(model, resolve_ops("cpu"), checkpoint.config, PROMPT)
     reference = torch.log_softmax(logits.double(), dim=-1)
     first, *rest = expected[0]

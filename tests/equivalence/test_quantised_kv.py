@@ -9,6 +9,7 @@ import torch
 from octavo import LLM, SamplingParams
 from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
+from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model
 from octavo.text.tokenizer import load_tokenizer
 from tests.models.driver import sequence_logits
@@ -76,7 +77,7 @@ def test_block_size_and_threads_change_nothing(model: tuple[Path, str], alone: t
 
 def test_real_logits_stay_near_those_of_an_unquantised_cache() -> None:
     checkpoint, ops = open_checkpoint(gguf_path()), resolve_ops("cpu")
-    model = load_model(checkpoint, ops, torch.bfloat16, 512)
+    model = load_model(checkpoint, ops, WeightFormat(torch.bfloat16), 512)
     token_ids = load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(" ".join(PROMPTS))
 
     def log_probabilities(kv_cache_dtype: str) -> torch.Tensor:

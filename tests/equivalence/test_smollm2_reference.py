@@ -9,6 +9,7 @@ import torch
 from octavo import LLM, BeamSearchParams, SamplingParams
 from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
+from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model
 from octavo.text.tokenizer import load_tokenizer
 from tests.equivalence.test_beam_search import assert_equal
@@ -66,7 +67,7 @@ def test_greedy_tokens_of_twenty_prompts_equal_transformers(reference: Any) -> N
 
 def test_native_bfloat16_logits_are_near_transformers_float32(reference: Any) -> None:
     checkpoint, ops = open_checkpoint(gguf_path()), resolve_ops("cpu")
-    model = load_model(checkpoint, ops, torch.bfloat16, 512)
+    model = load_model(checkpoint, ops, WeightFormat(torch.bfloat16), 512)
     token_ids = load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(" ".join(PROMPTS))
     actual = sequence_logits(model, ops, checkpoint.config, token_ids, torch.bfloat16).double()
     with torch.inference_mode():
@@ -85,7 +86,7 @@ def test_perplexity_of_each_format_is_near_that_of_bfloat16() -> None:
     token_ids = load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(text)[:1500]
     perplexities = []
     for quantization in ("none", "int8", "gguf", "int4"):
-        model = load_model(checkpoint, ops, torch.bfloat16, 2048, quantization=quantization)
+        model = load_model(checkpoint, ops, WeightFormat(torch.bfloat16, quantization), 2048)
         logits = sequence_logits(model, ops, checkpoint.config, token_ids, torch.bfloat16, chunk=256)
         losses = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(token_ids[1:]))
         perplexities.append(float(losses.exp()))

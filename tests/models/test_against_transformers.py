@@ -9,6 +9,7 @@ from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
 from octavo.errors import CheckpointError
 from octavo.kernels.ops import Ops
+from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model
 from tests.models.driver import sequence_logits
 from tests.tiny_models import FAMILIES, make_folder, make_model
@@ -30,7 +31,7 @@ def _prompt(seed: int, length: int = NUM_PROMPT_TOKENS) -> list[int]:
 def test_logits_and_greedy_tokens_equal_transformers(family: str, ops: Ops, tmp_path: Path) -> None:
     reference = make_model(family)
     checkpoint = open_checkpoint(str(make_folder(tmp_path, family, shards=True)))
-    model = load_model(checkpoint, ops, torch.float32, 512)
+    model = load_model(checkpoint, ops, WeightFormat(torch.float32), 512)
     token_ids = _prompt(seed=1)
     for _ in range(NUM_NEW_TOKENS):
         with torch.inference_mode():
@@ -48,7 +49,7 @@ def test_logits_are_the_same_bits_in_chunks_of_any_size(family: str, tmp_path: P
     ops = resolve_ops("cpu")
     checkpoint = open_checkpoint(str(make_folder(tmp_path, family)))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        model = load_model(checkpoint, ops, dtype, 512)
+        model = load_model(checkpoint, ops, WeightFormat(dtype), 512)
         token_ids = _prompt(seed=2, length=70)
         whole = sequence_logits(model, ops, checkpoint.config, token_ids, dtype)
         for chunk in (1, 7, 16, 33):
@@ -64,7 +65,7 @@ def test_missing_surplus_and_misshapen_tensors_are_named(tmp_path: Path) -> None
 
     def load_with(changed: dict[str, torch.Tensor]) -> None:
         save_file(changed, path)
-        load_model(open_checkpoint(str(folder)), Ops(), torch.float32, 512)
+        load_model(open_checkpoint(str(folder)), Ops(), WeightFormat(torch.float32), 512)
 
     name = "model.layers.1.mlp.down_proj.weight"
     with pytest.raises(CheckpointError, match=f"{name}.*missing"):

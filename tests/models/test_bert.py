@@ -14,6 +14,7 @@ from octavo.devices.provider import resolve_ops
 from octavo.errors import CheckpointError
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
+from octavo.layers.weights import WeightFormat
 from octavo.models.loader import Encoder, load_encoder
 from tests.models.test_only_ops_compute import OnlyOps, WatchedOps
 from tests.tiny_encoders import make_encoder, make_encoder_folder, reference_hidden_states
@@ -54,7 +55,7 @@ def hidden_states(
 
 def test_hidden_states_equal_transformers(ops: Ops, tmp_path: Path) -> None:
     reference = make_encoder()
-    model = load_encoder(open_checkpoint(str(make_encoder_folder(tmp_path))), ops, torch.float32, 128)
+    model = load_encoder(open_checkpoint(str(make_encoder_folder(tmp_path))), ops, WeightFormat(torch.float32), 128)
     for token_ids, states in zip(prompts(), hidden_states(model, ops, prompts()), strict=True):
         assert (states - reference_hidden_states(reference, token_ids)).abs().max() < 1e-4
 
@@ -62,13 +63,15 @@ def test_hidden_states_equal_transformers(ops: Ops, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_prompt_packed_with_others_gives_the_bits_it_gives_alone(dtype: torch.dtype, tmp_path: Path) -> None:
     ops = resolve_ops("cpu")
-    model = load_encoder(open_checkpoint(str(make_encoder_folder(tmp_path))), ops, dtype, 128)
+    model = load_encoder(open_checkpoint(str(make_encoder_folder(tmp_path))), ops, WeightFormat(dtype), 128)
     for token_ids, states in zip(prompts(), hidden_states(model, ops, prompts(), dtype), strict=True):
         assert torch.equal(hidden_states(model, ops, [token_ids], dtype)[0], states)
 
 
 def test_it_computes_through_ops_alone(tmp_path: Path) -> None:
-    model = load_encoder(open_checkpoint(str(make_encoder_folder(tmp_path))), WatchedOps(), torch.float32, 128)
+    model = load_encoder(
+        open_checkpoint(str(make_encoder_folder(tmp_path))), WatchedOps(), WeightFormat(torch.float32), 128
+    )
 
     def watched(input_ids: torch.Tensor, ctx: Any) -> torch.Tensor:
         with OnlyOps():
@@ -86,14 +89,16 @@ def rename(name: str) -> str:
 def test_checkpoints_with_a_head_and_old_names_load_the_same(tmp_path: Path) -> None:
     ops = resolve_ops("cpu")
     folder = make_encoder_folder(tmp_path)
-    model = load_encoder(open_checkpoint(str(folder)), ops, torch.float32, 128)
+    model = load_encoder(open_checkpoint(str(folder)), ops, WeightFormat(torch.float32), 128)
     before = hidden_states(model, ops, prompts())
     path = folder / "model.safetensors"
     tensors = {rename(name): tensor for name, tensor in load_file(path).items()}
     save_file(
         tensors | {"cls.predictions.bias": torch.zeros(200), "bert.embeddings.position_ids": torch.zeros(1)}, path
     )
-    after = hidden_states(load_encoder(open_checkpoint(str(folder)), ops, torch.float32, 128), ops, prompts())
+    after = hidden_states(
+        load_encoder(open_checkpoint(str(folder)), ops, WeightFormat(torch.float32), 128), ops, prompts()
+    )
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 

@@ -15,6 +15,7 @@ from octavo.checkpoint.model_config import ModelConfig, TensorInfo
 from octavo.devices.provider import resolve_ops
 from octavo.errors import CheckpointError
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
+from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model
 from tests.layers.block_bytes import BLOCK_BYTES, finite_blocks
 from tests.models.driver import sequence_logits
@@ -90,9 +91,7 @@ def token_ids(length: int) -> list[int]:
 
 def logits(checkpoint: MemoryCheckpoint, quantization: str, int8_activations: bool, chunk: int = 40) -> torch.Tensor:
     ops = resolve_ops("cpu")
-    model = load_model(
-        checkpoint, ops, torch.float32, 512, quantization=quantization, int8_activations=int8_activations
-    )
+    model = load_model(checkpoint, ops, WeightFormat(torch.float32, quantization, int8_activations), 512)
     return sequence_logits(model, ops, CONFIG, token_ids(40), torch.float32, chunk)
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from octavo.checkpoint.gguf import GEMMA3_LAYER_NAMES, MODEL_NAMES, GGUFCheckpoint
 from octavo.devices.provider import resolve_ops
+from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model
 from tests.checkpoint.gguf_files import write_gguf
 from tests.models.driver import sequence_logits
@@ -54,7 +55,9 @@ def test_logits_equal_transformers(tmp_path: Path, num_layers: int) -> None:
     checkpoint = GGUFCheckpoint(write_gemma(tmp_path / "model.gguf", model))
     ops = resolve_ops("cpu")
     token_ids = torch.randint(2, 384, (60,), generator=torch.Generator().manual_seed(4)).tolist()
-    actual = sequence_logits(load_model(checkpoint, ops, torch.float32, 512), ops, checkpoint.config, token_ids)
+    actual = sequence_logits(
+        load_model(checkpoint, ops, WeightFormat(torch.float32), 512), ops, checkpoint.config, token_ids
+    )
     with torch.inference_mode():
         expected = model(torch.tensor([token_ids])).logits[0]
     assert (actual - expected).abs().max() < 2e-4

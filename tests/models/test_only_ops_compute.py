@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo.checkpoint.open import open_checkpoint
 from octavo.kernels.ops import Ops
+from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model
 from tests.models.driver import sequence_logits
 from tests.tiny_models import FAMILIES, make_folder
@@ -78,13 +79,13 @@ class _Watching:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_computes_through_ops_alone(family: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(make_folder(tmp_path, family)))
-    model = load_model(checkpoint, WatchedOps(), torch.float32, 512)
+    model = load_model(checkpoint, WatchedOps(), WeightFormat(torch.float32), 512)
     sequence_logits(_Watching(model), WatchedOps(), checkpoint.config, list(range(2, 40)))
 
 
 def test_a_computing_call_outside_of_ops_is_named(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(make_folder(tmp_path, "llama")))
-    model = load_model(checkpoint, WatchedOps(), torch.float32, 512)
+    model = load_model(checkpoint, WatchedOps(), WeightFormat(torch.float32), 512)
 
     class Careless:
         logits = model.logits
