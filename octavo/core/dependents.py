@@ -29,10 +29,10 @@ def find_dependents(
 
     for step in steps:
         # In batch order: a request shares blocks only of those before it.
-        for request_id, start in zip(step.request_ids, step.num_computed_tokens, strict=True):
-            if step is steps[0] or not bad.isdisjoint(blocks_of(request_id)):
-                failed[request_id] = None
-                bad |= blocks_of(request_id, start)
+        for entry in step.entries:
+            if step is steps[0] or not bad.isdisjoint(blocks_of(entry.request_id)):
+                failed[entry.request_id] = None
+                bad |= blocks_of(entry.request_id, entry.first_position)
         for request_id in copied_for.get(step.step_id, ()):
             if not bad.isdisjoint(blocks_of(request_id)):
                 failed[request_id] = None

@@ -19,12 +19,15 @@ from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.siblings import follow, leave, take_followers
 from octavo.core.step import (
     FinishReason,
+    GivenTokens,
     ModelRunnerOutput,
     NewRequest,
     RequestDelta,
+    ScheduledRequest,
     SchedulerOutput,
     TokenLogprobs,
 )
+from octavo.core.step_builder import StepBuilder
 from octavo.core.swap_cost import PreemptionChoice, SwapCost
 from octavo.core.totals import Totals
 from octavo.core.waiting_queue import WaitingQueue
@@ -184,17 +187,16 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Choose the next step's work and count it as computed. An empty output is not to be submitted; any other must
         come back through `update` or `fail_step`."""
-        step = SchedulerOutput(self._num_steps, [], [], [], [], [])
-        self._fill(step)
-        while not (step.request_ids or self._kv.tier.has_new_copies):
+        builder = StepBuilder(self._num_steps)
+        self._fill(builder)
+        while not (builder.entries or self._kv.tier.has_new_copies):
             if self._in_flight or not self._preempt_idle():
-                return step
-            self._fill(step)
-        self._num_steps += 1
+                return builder.build([], [])
+            self._fill(builder)
+        forgotten, self._forgotten_request_ids = self._forgotten_request_ids, []
+        step = builder.build(forgotten, self._kv.begin_step(builder.step_id))
         self._in_flight[step.step_id] = step
-        step.copies.extend(self._kv.begin_step(step.step_id))
-        step.finished_request_ids.extend(self._forgotten_request_ids)
-        self._forgotten_request_ids.clear()
+        self._num_steps += 1
         return step
 
     def update(self, scheduler_output: SchedulerOutput, result: ModelRunnerOutput) -> list[RequestDelta]:
@@ -245,17 +247,17 @@ class Scheduler:
         failed, bad_block_ids = find_dependents(steps, self._kv.block_ids, self._copied_for)
         self._settle_copies(scheduler_output, range(len(scheduler_output.copies)), is_at_fault=False)
         self._kv.forget_hashes(bad_block_ids)
-        self._forgotten_request_ids += scheduler_output.finished_request_ids  # perhaps not read
+        self._forgotten_request_ids += scheduler_output.forgotten_request_ids  # perhaps not read
         deltas = [delta for request_id in failed for delta in self._fail(self._requests[request_id], message)]
         self._retire(scheduler_output)
         return deltas
 
     # ---- scheduling
 
-    def _fill(self, step: SchedulerOutput) -> None:
+    def _fill(self, builder: StepBuilder) -> None:
         held_back = self._make_way() if self.config.scheduling_policy == "priority" else frozenset()
-        token_budget = self._schedule_running(step, held_back)
-        self._admit_waiting(step, token_budget)
+        token_budget = self._schedule_running(builder, held_back)
+        self._admit_waiting(builder, token_budget)
 
     def _make_way(self) -> Set[int]:
         """Order the running requests by urgency, and preempt the last of them for the first that waits, if it is more
@@ -291,7 +293,7 @@ class Scheduler:
             request, prefix, without
         )
 
-    def _schedule_running(self, step: SchedulerOutput, held_back: Set[int]) -> int:
+    def _schedule_running(self, builder: StepBuilder, held_back: Set[int]) -> int:
         """Give the running requests their tokens, in order, but for those held back. Returns the budget left for
         admission: none when blocks were short.
 
@@ -306,24 +308,24 @@ class Scheduler:
             num_new_tokens = min(request.gap, token_budget, max(token_budget - num_behind, 1))
             if not num_new_tokens:
                 continue
-            num_taken = self._advance(step, request, num_new_tokens)
+            num_taken = self._advance(builder, request, num_new_tokens)
             if num_taken is None:
                 return 0  # those after it stay idle, so that they can be preempted
             token_budget -= num_taken
         return token_budget
 
-    def _advance(self, step: SchedulerOutput, request: Request, num_new_tokens: int) -> int | None:
+    def _advance(self, builder: StepBuilder, request: Request, num_new_tokens: int) -> int | None:
         """Put the next tokens of a running request into the step. Returns how many: none where its blocks must be
         copied first, None where blocks are short."""
         if self._kv.is_long(request):
             num_new_tokens = min(num_new_tokens, self._kv.most_new_tokens(request))
             if self._kv.spill(request, num_new_tokens):
-                self._wait_for_copies(step, request)
+                self._wait_for_copies(builder, request)
                 return 0
         new_block_ids = self._allocate_or_preempt(request, num_new_tokens)
         if new_block_ids is None:
             return None
-        self._add(step, request, num_new_tokens, new_block_ids)
+        self._add(builder, request, num_new_tokens, new_block_ids)
         return num_new_tokens
 
     def _allocate_or_preempt(self, request: Request, num_new_tokens: int) -> BlockTables | None:
@@ -368,7 +370,7 @@ class Scheduler:
             self._preempt(idle)
         return idle is not None
 
-    def _admit_waiting(self, step: SchedulerOutput, token_budget: int) -> None:
+    def _admit_waiting(self, builder: StepBuilder, token_budget: int) -> None:
         """Start waiting requests that are ready, in order, while they fit. Blocks for all of a request's tokens must be
         free, though only its next chunk's are taken: else it would be preempted before its first token, or start again
         in the step that preempted it."""
@@ -387,9 +389,9 @@ class Scheduler:
             request.num_tier_cached_tokens = self._kv.num_tier_tokens(prefix)
             self._stale_table_ids.add(request.request_id)
             if self._kv.is_loading(request, prefix):
-                self._wait_for_copies(step, request)
+                self._wait_for_copies(builder, request)
                 continue
-            num_taken = self._advance(step, request, min(request.gap, token_budget))
+            num_taken = self._advance(builder, request, min(request.gap, token_budget))
             if num_taken is None:  # the tier has no room for the rest of a long request
                 self._kv.free(request)
                 self._requeue(request)
@@ -400,7 +402,7 @@ class Scheduler:
         running = self._running.values()
         return self._forecast.fits(request, prefix, running, (r for r in running if not self._yields(r, request)))
 
-    def _fork_followers(self, step: SchedulerOutput, leader: Request) -> None:
+    def _fork_followers(self, builder: StepBuilder, leader: Request) -> None:
         """The leader's prompt is in this step to its end: those who waited for it begin here, with its blocks, and
         sample from the same logits. For whom there is no room now is admitted later, like any other."""
         for follower in take_followers(leader):
@@ -413,12 +415,12 @@ class Scheduler:
             follower.block_hashes = list(leader.block_hashes)
             follower.forked_from = leader
             follower.num_computed_tokens = leader.num_computed_tokens
-            self._add(step, follower, 0, ())
+            self._add(builder, follower, 0, ())
 
-    def _announce(self, step: SchedulerOutput, request: Request) -> None:
+    def _announce(self, builder: StepBuilder, request: Request) -> None:
         """Tell the runner of a request that starts, or whose table does."""
         if request.was_scheduled:
-            step.reset_request_ids.append(request.request_id)
+            builder.reset_request_ids.append(request.request_id)
             return
         request.was_scheduled = True
         self._forecast.begin(request)
@@ -431,7 +433,7 @@ class Scheduler:
                 params = replace(params, prompt_logprobs=None)  # the leader's are shared
         else:
             self._count_cached_tokens(request)
-        step.new_requests.append(
+        builder.new_requests.append(
             NewRequest(
                 request.request_id,
                 request.prompt_token_ids,
@@ -450,38 +452,37 @@ class Scheduler:
         is_looked_up = self.config.enable_prefix_caching and not request.skips_prefix_cache
         self._totals.count_cached(request, is_looked_up)
 
-    def _add(self, step: SchedulerOutput, request: Request, num_new_tokens: int, new_block_ids: BlockTables) -> None:
+    def _add(self, builder: StepBuilder, request: Request, num_new_tokens: int, new_block_ids: BlockTables) -> None:
         """Put a request into the step and advance its ledger."""
         if self._kv.take_replaced(request) or request.request_id in self._stale_table_ids:
             self._stale_table_ids.discard(request.request_id)
-            self._announce(step, request)
+            self._announce(builder, request)
             new_block_ids = self._kv.tables(request)
         if request.given_from is not None:
             given = request.token_ids[request.given_from :]
-            step.given_tokens.append((request.request_id, request.given_from, given))
+            builder.given_tokens.append(GivenTokens(request.request_id, request.given_from, given))
             request.given_from = None
-        step.request_ids.append(request.request_id)
-        step.num_computed_tokens.append(request.num_computed_tokens)
-        step.num_scheduled_tokens.append(num_new_tokens)
-        step.new_block_ids.append(new_block_ids)
-        request.num_computed_tokens += num_new_tokens
-        samples = request.num_computed_tokens == request.num_tokens
-        step.samples.append(samples)
+        first_position = request.num_computed_tokens
+        request.num_computed_tokens = end = first_position + num_new_tokens
+        samples = end == request.num_tokens
+        builder.entries.append(
+            ScheduledRequest(request.request_id, first_position, num_new_tokens, int(samples), new_block_ids)
+        )
         request.num_placeholders += samples
         request.num_steps_in_flight += 1
         self._kv.register_full_blocks(request, are_written=False)
         if samples and request.followers:
-            self._fork_followers(step, request)
+            self._fork_followers(builder, request)
 
     # ---- copies between pool and tier
 
     def _waits_for_copies(self, request: Request) -> bool:
         return request.request_id in chain.from_iterable(self._copied_for.values())
 
-    def _wait_for_copies(self, step: SchedulerOutput, request: Request) -> None:
+    def _wait_for_copies(self, builder: StepBuilder, request: Request) -> None:
         """Leave a running request out until this step, which copies some of its blocks, has returned."""
         request.num_steps_in_flight += 1
-        self._copied_for.setdefault(step.step_id, []).append(request.request_id)
+        self._copied_for.setdefault(builder.step_id, []).append(request.request_id)
 
     def _settle_copies(self, step: SchedulerOutput, failed: Collection[int], is_at_fault: bool) -> None:
         for request_id, num_tokens in self._kv.settle(step.step_id, failed, is_at_fault).items():
@@ -493,7 +494,7 @@ class Scheduler:
             num_copies = sum(max(copy) >= self.config.num_blocks for copy in step.copies)  # between pool and tier
             if num_copies:
                 self._swap_cost.observe_copies(num_copies * self.config.block_bytes, result.copy_s)
-        if result.compute_s > 0 and step.request_ids:
+        if result.compute_s > 0 and step.entries:
             self._swap_cost.observe_step(result.compute_s)
         if result.compute_s > 0 and 2 * step.num_tokens >= self.config.max_num_batched_tokens:
             self._swap_cost.observe_prefill(step.num_tokens, result.compute_s)
@@ -595,14 +596,14 @@ class Scheduler:
             request.num_steps_in_flight -= 1
             if request.finish_reason is not None and not request.num_steps_in_flight:
                 self._release(request)
-        for index, request_id in enumerate(step.request_ids):
-            request = self._requests[request_id]
+        for entry in step.entries:
+            request = self._requests[entry.request_id]
             request.num_steps_in_flight -= 1
             if request.finish_reason is not None:
                 if not request.num_steps_in_flight:
                     self._release(request)
             elif self._kv.has_windows:
-                self._kv.free_unseen(request, step.num_computed_tokens[index] + step.num_scheduled_tokens[index])
+                self._kv.free_unseen(request, entry.first_position + entry.num_tokens)
 
     def _release(self, request: Request) -> None:
         self._kv.free(request)
@@ -636,5 +637,5 @@ class Scheduler:
         for step in self._in_flight.values():
             assert not step.is_empty
             assert len(step.request_ids) == len(set(step.request_ids)) <= self.config.max_num_seqs
-            assert not step.request_ids or step.num_scheduled_tokens[0] > 0
+            assert not step.entries or step.entries[0].num_tokens > 0
             assert step.num_tokens <= self.config.max_num_batched_tokens

@@ -4,6 +4,8 @@ Ints, lists and tuples only, small enough to send to another process each step. 
 and appends what it samples, so a decode step carries no token at all.
 """
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from msgspec import Struct, field
@@ -11,11 +13,14 @@ from msgspec import Struct, field
 from octavo.sampling_params import SamplingParams
 
 __all__ = [
+    "NO_MASKS",
     "Executor",
     "FinishReason",
+    "GivenTokens",
     "ModelRunnerOutput",
     "NewRequest",
     "RequestDelta",
+    "ScheduledRequest",
     "SchedulerOutput",
     "StepHandle",
     "TokenLogprobs",
@@ -25,8 +30,11 @@ __all__ = [
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 TokenMask = bytes | memoryview
-"""Bit t % 8 of byte t // 8 says whether token t is allowed; at least a bit for each token of the vocabulary. It holds
-until what was sampled under it is accepted."""
+"""Bit t % 8 of byte t // 8 says whether token t is allowed; at least a bit for each token of the vocabulary. Its
+memory holds until the step that it is for has returned."""
+TokenMasks = Mapping[int, Sequence[TokenMask]]
+"""By request, a mask for each of its rows of logits; none for a request that is over, whose tokens are dropped."""
+NO_MASKS: TokenMasks = MappingProxyType({})
 
 
 class NewRequest(Struct, frozen=True, gc=False):
@@ -45,41 +53,62 @@ class NewRequest(Struct, frozen=True, gc=False):
     """Of a beam: how many most likely tokens are reported at each position, for others to choose from."""
 
 
+class ScheduledRequest(Struct, frozen=True, gc=False):
+    """One request's part of a step."""
+
+    request_id: int
+    first_position: int
+    """Tokens whose KV is in the cache before this step: the position of the first scheduled token."""
+    num_tokens: int
+    """Tokens to compute. 0 for a request that forks: it samples from the last token of the entry before it."""
+    num_logits: int
+    """Rows of logits to sample from, those of the last tokens: 0, 1, or 1 more than there are drafts among them."""
+    new_block_ids: tuple[list[int], ...]
+    """Block ids to append to the request's table, one list a KV-cache group."""
+
+
+class GivenTokens(Struct, frozen=True, gc=False):
+    """Tokens of a request for a receiver that cannot know them: those that stand from `position` on."""
+
+    request_id: int
+    position: int
+    token_ids: list[int]
+
+
 class SchedulerOutput(Struct, frozen=True, gc=False):
-    """One step's work. The lists named in the first group have one entry a scheduled request, in batch order."""
+    """One step's work, made by a `StepBuilder`. Nobody changes it or its lists.
+
+    A receiver forgets, takes in new requests, resets tables, takes given tokens and does the copies, in this order, and
+    then computes the entries.
+    """
 
     step_id: int
-    request_ids: list[int]
-    num_computed_tokens: list[int]
-    """Tokens whose KV is in the cache before this step: the position of the first scheduled token."""
-    num_scheduled_tokens: list[int]
-    """None of a request that forks: it samples from the last token of the entry before it."""
-    new_block_ids: list[tuple[list[int], ...]]
-    """Block ids to append to the request's table, one list a KV-cache group."""
-    samples: list[bool]
-    """Whether the step reaches the request's last token, so that a next one is sampled."""
-
+    entries: list[ScheduledRequest]
+    """In batch order, at most one a request."""
     new_requests: list[NewRequest] = field(default_factory=list)
-    """Requests scheduled for the first time; each is also in `request_ids`."""
+    """Requests scheduled for the first time; each also has an entry."""
     reset_request_ids: list[int] = field(default_factory=list)
     """Scheduled requests whose table starts anew (resumed after preemption, or a shared block was copied): clear it,
     then append."""
-    finished_request_ids: list[int] = field(default_factory=list)
-    """Requests to forget, before anything else in this step is done."""
+    forgotten_request_ids: list[int] = field(default_factory=list)
+    """Requests that are over."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Blocks to copy, in order, before the step writes anything: (source, destination). Ids from `num_blocks` on are
-    the tier's; copies within the pool come last. A step may have copies and no requests."""
-    given_tokens: list[tuple[int, int, list[int]]] = field(default_factory=list)
-    """Tokens that the runner did not sample itself: (request id, position, the request's tokens from there on)."""
+    the tier's; copies within the pool come last. A step may have copies and no entries."""
+    given_tokens: list[GivenTokens] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to submit."""
-        return not self.request_ids and not self.copies
+        return not self.entries and not self.copies
+
+    @property
+    def request_ids(self) -> list[int]:
+        return [entry.request_id for entry in self.entries]
 
     @property
     def num_tokens(self) -> int:
-        return sum(self.num_scheduled_tokens)
+        return sum([entry.num_tokens for entry in self.entries])
 
 
 class TokenLogprobs(Struct, frozen=True, gc=False):
@@ -94,7 +123,7 @@ class TokenLogprobs(Struct, frozen=True, gc=False):
 
 
 class ModelRunnerOutput(Struct, frozen=True, gc=False):
-    """What one step sampled. Lists have one entry for each request of the step whose `samples` was true, in order."""
+    """What one step sampled. Lists have one entry for each request of the step that has rows of logits, in order."""
 
     request_ids: list[int]
     sampled_token_ids: list[list[int]]
@@ -115,33 +144,21 @@ class ModelRunnerOutput(Struct, frozen=True, gc=False):
     """How long the rest of the step took; 0 where nobody measures."""
 
 
-class TokenMasks(Protocol):
-    """The late inputs of a step: which tokens structured output allows, computed while the device works."""
-
-    @property
-    def are_wanted(self) -> bool:
-        """Whether any request of the engine is constrained."""
-        ...
-
-    def wait(self, request_ids: list[int]) -> tuple[dict[int, TokenMask], dict[int, str]]:
-        """The masks of those requests that are constrained, and why a mask could not be had."""
-        ...
-
-    def accept(self, request_ids: list[int], token_ids: list[int]) -> None:
-        """What was sampled under those masks. Returns at once; the next masks are then under way."""
-        ...
-
-
 class StepHandle(Protocol):
     """A step in flight."""
 
-    def result(self) -> ModelRunnerOutput:
-        """Wait for the step; raises what the step raised."""
+    def result(self, masks: TokenMasks = NO_MASKS) -> ModelRunnerOutput:
+        """Wait for the step; raises what the step raised. Called once, with masks for each request of the step that has
+        rows of logits and whose sampling parameters ask for structured output."""
         ...
 
 
 class Executor(Protocol):
-    """Where steps are computed. Steps complete in the order in which they were submitted."""
+    """Where steps are computed. Steps complete in the order in which they were submitted.
+
+    Sampling is a step's second phase: one that samples for structured output waits for its masks there, and the steps
+    after it wait too. Every other step is computed to its end whether or not its result is asked for.
+    """
 
     def submit(self, scheduler_output: SchedulerOutput) -> StepHandle: ...
 

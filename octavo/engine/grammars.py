@@ -1,11 +1,11 @@
 """Grammars: the matchers of constrained requests, built beside the engine's steps and advanced as tokens are sampled.
 
-Knows no queue and no device: the engine asks what is built, the runner asks for masks.
+Knows no queue and no device: the engine asks what is built and for a step's masks, and tells what was sampled.
 """
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ class Grammars:
         self._has_news = threading.Event()
         self._advancing: Future[None] | None = None
 
-    # ---- the engine's side
+    # ---- before a request is scheduled
 
     def open(self, request_id: int, structure: StructuredOutputs) -> bool:
         """Whether the grammar is there already; else it is being built, and `take_built` tells the end."""
@@ -102,30 +102,41 @@ class Grammars:
                 self._compiler = self._load_compiler()
             return self._compiler
 
-    # ---- the runner's side: octavo.core.step.TokenMasks
+    # ---- a step's second phase
 
     @property
     def are_wanted(self) -> bool:
+        """Whether any request is constrained."""
         return bool(self._matchers)
 
-    def wait(self, request_ids: list[int]) -> tuple[dict[int, TokenMask], dict[int, str]]:
+    def constrained(self, request_ids: Iterable[int]) -> list[int]:
+        """Those of these requests that are."""
+        return [request_id for request_id in request_ids if request_id in self._matchers]
+
+    def masks(self, request_ids: Iterable[int]) -> tuple[dict[int, Sequence[TokenMask]], dict[int, str]]:
+        """Wait for the masks of these requests, a row of logits each; and why one could not be had. There is none then,
+        nor for a request that is over."""
         if self._advancing is not None:
             self._advancing.result()
-        constrained = {r: matcher for r in request_ids if (matcher := self._matchers.get(r)) is not None}
-        errors = {r: self._errors[r] for r in constrained if r in self._errors}
-        return {r: matcher.mask for r, matcher in constrained.items()}, errors
+        masks: dict[int, Sequence[TokenMask]] = {}
+        for request_id in request_ids:
+            matcher = None if request_id in self._errors else self._matchers.get(request_id)
+            masks[request_id] = () if matcher is None else (matcher.mask,)
+        return masks, {request_id: self._errors[request_id] for request_id in masks if request_id in self._errors}
 
-    def accept(self, request_ids: list[int], token_ids: list[int]) -> None:
-        if request_ids:
-            self._advancing = _submit(self._masker, partial(self._advance, request_ids, token_ids))
+    def accept(self, token_ids: Mapping[int, Sequence[int]]) -> None:
+        """What was accepted, by request. Returns at once; the next masks are then under way."""
+        if token_ids:
+            self._advancing = _submit(self._masker, partial(self._advance, token_ids))
 
-    def _advance(self, request_ids: list[int], token_ids: list[int]) -> None:
-        for request_id, token_id in zip(request_ids, token_ids, strict=True):
+    def _advance(self, token_ids: Mapping[int, Sequence[int]]) -> None:
+        for request_id, accepted in token_ids.items():
             matcher = self._matchers.get(request_id)
             if matcher is None:
                 continue  # finished meanwhile
             try:
-                matcher.accept(token_id)
+                for token_id in accepted:
+                    matcher.accept(token_id)
             except Exception as error:  # whatever it is, it is this request's alone
                 self._errors[request_id] = str(error)
             if request_id not in self._open:

@@ -9,13 +9,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from octavo.core.beam_search import BeamSearch
 from octavo.core.request import Request, RequestLimits
 from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_stats import SchedulerStats
-from octavo.core.step import Executor, RequestDelta, SchedulerOutput, StepHandle
+from octavo.core.step import (
+    NO_MASKS,
+    Executor,
+    ModelRunnerOutput,
+    RequestDelta,
+    SchedulerOutput,
+    StepHandle,
+    TokenMasks,
+)
 from octavo.engine.beam_search import BeamSearches
 from octavo.engine.grammars import Grammars
 from octavo.engine.memory_roof import MemoryRoof
@@ -33,6 +41,15 @@ GRAMMAR_WAIT_S = 0.002
 
 def _no_compiler() -> NoReturn:
     raise InvalidRequestError("This engine has no structured output.", param="structured_outputs")
+
+
+class _Flight(Struct, frozen=True):
+    """A step in flight."""
+
+    step: SchedulerOutput
+    handle: StepHandle
+    constrained: list[int]
+    """The requests for which it samples under masks."""
 
 
 class LLMEngine:
@@ -67,7 +84,7 @@ class LLMEngine:
         self.roof = roof
         self._started: list[int] = []
         self.beam_searches = BeamSearches(scheduler)
-        self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
+        self._in_flight: deque[_Flight] = deque()
 
     def add_request(self, request: AddRequest) -> None:
         """Queue a request's completions. Raises InvalidRequestError for one that can never be served."""
@@ -163,7 +180,8 @@ class LLMEngine:
                 break
             if scheduler_output.new_requests:
                 self._started += (new.request_id for new in scheduler_output.new_requests)
-            self._in_flight.append((scheduler_output, self.executor.submit(scheduler_output)))
+            constrained = self._constrained(scheduler_output) if self.grammars.are_wanted else []
+            self._in_flight.append(_Flight(scheduler_output, self.executor.submit(scheduler_output), constrained))
         if self._in_flight:
             return refusals + self._complete_oldest()
         if not refusals and self.scheduler.has_unfinished_requests:
@@ -181,15 +199,31 @@ class LLMEngine:
             deltas += (structs.replace(d, is_invalid=is_invalid) for d in self.scheduler.fail(request_id, str(error)))
         return self._closed(deltas)
 
+    def _constrained(self, step: SchedulerOutput) -> list[int]:
+        return self.grammars.constrained(entry.request_id for entry in step.entries if entry.num_logits)
+
     def _complete_oldest(self) -> list[RequestDelta]:
-        scheduler_output, handle = self._in_flight.popleft()
+        flight = self._in_flight.popleft()
+        deltas: list[RequestDelta] = []
+        masks: TokenMasks = NO_MASKS
+        if flight.constrained:
+            masks, errors = self.grammars.masks(flight.constrained)
+            for request_id, message in errors.items():
+                deltas += self.scheduler.fail(request_id, message)
         try:
-            runner_output = handle.result()
+            result = flight.handle.result(masks)
         except Exception as error:
-            return self._closed(self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}"))
+            return self._closed(deltas + self.scheduler.fail_step(flight.step, f"{type(error).__name__}: {error}"))
+        if flight.constrained:
+            self._advance_grammars(flight.constrained, result)
         if self.roof is not None:
-            self.roof.observe(scheduler_output, runner_output.compute_s)
-        return self._closed(self.scheduler.update(scheduler_output, runner_output))
+            self.roof.observe(flight.step, result.compute_s)
+        deltas += self.scheduler.update(flight.step, result)
+        return self._closed(deltas)
+
+    def _advance_grammars(self, constrained: list[int], result: ModelRunnerOutput) -> None:
+        accepted = dict(zip(result.request_ids, result.sampled_token_ids, strict=True))
+        self.grammars.accept({request_id: accepted[request_id] for request_id in constrained if request_id in accepted})
 
     def _closed(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
         """Let beam searches go on, and drop the grammars of requests that are over."""

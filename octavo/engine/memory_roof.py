@@ -49,7 +49,7 @@ class MemoryRoof:
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
         """A step that took so long. Counts if each of its requests has one token, and somebody measured."""
-        if seconds <= 0 or not step.request_ids or step.num_scheduled_tokens.count(1) != len(step.request_ids):
+        if seconds <= 0 or {entry.num_tokens for entry in step.entries} != {1}:
             return
         self._read_bytes = KEPT * self._read_bytes + self._step_bytes(step)
         self._seconds = KEPT * self._seconds + seconds
@@ -58,7 +58,7 @@ class MemoryRoof:
         """The weights once, and each sequence's keys and values, though sequences may share blocks."""
         num_bytes = self.weight_bytes
         for window, token_bytes in self._kv_token_bytes.items():
-            seen = step.num_computed_tokens
+            seen = [entry.first_position for entry in step.entries]
             if window:
                 seen = [min(num_tokens, window - 1) for num_tokens in seen]
             num_bytes += token_bytes * (sum(seen) + len(seen))

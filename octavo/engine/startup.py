@@ -17,7 +17,7 @@ from octavo.config import EngineConfig, Facts, ResolvedConfig, resolve, resolve_
 from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_config import SchedulerConfig
-from octavo.core.step import NewRequest, SchedulerOutput
+from octavo.core.step import NewRequest, ScheduledRequest, SchedulerOutput
 from octavo.devices.provider import ProviderName, progress_counter, resolve_ops
 from octavo.engine.executor import InlineExecutor, Runner, ThreadExecutor
 from octavo.engine.grammars import Grammars
@@ -98,7 +98,7 @@ def build_engine(config: EngineConfig, progress: StartProgress | None = None) ->
     with stages.stage("load weights"):
         grammars = Grammars(partial(_grammar_compiler, config, checkpoint.config))
         model = _load_model(checkpoint, ops, resolved, progress)
-        runner = _make_runner(model, ops, resolved, checkpoint.config, grammars)
+        runner = _make_runner(model, ops, resolved, checkpoint.config)
     with stages.stage("measure memory"):
         roof = _measure_roof(model, resolved, checkpoint.config)
     if roof is not None:
@@ -153,15 +153,13 @@ def _load_model(checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progre
     return load(checkpoint, ops, weight_format, config.max_model_len, on_bytes)
 
 
-def _make_runner(
-    model: Encoder, ops: Ops, config: ResolvedConfig, model_config: ModelConfig, grammars: Grammars
-) -> Runner:
+def _make_runner(model: Encoder, ops: Ops, config: ResolvedConfig, model_config: ModelConfig) -> Runner:
     device = torch.device("cpu")
     if model_config.is_encoder:
         return EncoderRunner(model, ops, config, device)
     decoder = cast(CausalLM, model)
     if config.pooling is None:
-        return ModelRunner(decoder, ops, config, model_config, device, grammars)
+        return ModelRunner(decoder, ops, config, model_config, device)
     return DecoderPoolingRunner(decoder, ops, config, model_config, device)
 
 
@@ -231,9 +229,8 @@ def _warm_up(runner: Runner, config: ResolvedConfig) -> None:
     """Compute a step that is nobody's, so that the first request does not pay for first touches."""
     prompt = [0] * min(config.block_size, config.max_num_batched_tokens, config.max_model_len)
     request = NewRequest(-1, prompt, SamplingParams(temperature=0.0), seed=0)
-    blocks = tuple([0] for _ in config.group_windows)
-    step = SchedulerOutput(-1, [-1], [0], [len(prompt)], [blocks], [True], new_requests=[request])
-    runner.execute(step)
+    entry = ScheduledRequest(-1, 0, len(prompt), 1, tuple([0] for _ in config.group_windows))
+    runner.begin(SchedulerOutput(-1, [entry], new_requests=[request]))
     runner.forget([-1])
 
 

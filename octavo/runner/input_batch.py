@@ -70,23 +70,25 @@ class InputBatch:
 
     def apply(self, step: SchedulerOutput) -> None:
         """Bring tokens and block tables up to date with what the scheduler gave."""
-        for request_id, position, token_ids in step.given_tokens:
-            self.token_ids[self.row_of[request_id], position : position + len(token_ids)] = token_ids
+        for given in step.given_tokens:
+            row, end = self.row_of[given.request_id], given.position + len(given.token_ids)
+            self.token_ids[row, given.position : end] = given.token_ids
         for request_id in step.reset_request_ids:
             self.num_blocks[self.row_of[request_id]] = 0
-        for request_id, groups in zip(step.request_ids, step.new_block_ids, strict=True):
-            num_new = len(groups[0])
+        for entry in step.entries:
+            num_new = len(entry.new_block_ids[0])
             if num_new:
-                row = self.row_of[request_id]
+                row = self.row_of[entry.request_id]
                 start = self.num_blocks[row]
-                self.block_tables[row, :, start : start + num_new] = groups
+                self.block_tables[row, :, start : start + num_new] = entry.new_block_ids
                 self.num_blocks[row] += num_new
 
     def prepare(self, step: SchedulerOutput) -> tuple[StepInputs, list[int]]:
         """The step's inputs, valid until the next call, and its requests' rows; `apply` has been called."""
-        row_of = self.row_of
-        rows = [row_of[request_id] for request_id in step.request_ids]
-        filled = self._filler.fill(rows, step.num_computed_tokens, step.num_scheduled_tokens, step.samples)
+        row_of, entries = self.row_of, step.entries
+        rows = [row_of[entry.request_id] for entry in entries]
+        starts, lengths = [entry.first_position for entry in entries], [entry.num_tokens for entry in entries]
+        filled = self._filler.fill(rows, starts, lengths, [entry.num_logits > 0 for entry in entries])
         num_tokens, num_sampled, num_blocks = filled
         return StepInputs(self.arrays, num_tokens, len(rows), num_sampled, num_blocks), rows
 

@@ -71,15 +71,15 @@ class PromptLogprobs:
     def compute(self, step: SchedulerOutput, inputs: StepInputs, logits_of: LogitsOf) -> dict[int, list[TokenLogprobs]]:
         """What the step adds, by request. A prompt whose logits are not finite has NaN in its last entry."""
         result = {}
-        for index, request_id in enumerate(step.request_ids):
+        for index, entry in enumerate(step.entries):
             prompt = self._prompts.get(int(inputs.rows[index]))
             if prompt is None:
                 continue
-            start = step.num_computed_tokens[index]
-            end = min(start + step.num_scheduled_tokens[index], len(prompt.token_ids) - 1)
+            start = entry.first_position
+            end = min(start + entry.num_tokens, len(prompt.token_ids) - 1)
             if prompt.num_done < end:
                 first_token = int(inputs.query_start[index]) - start
-                result[request_id] = _compute(prompt, first_token, end, logits_of)
+                result[entry.request_id] = _compute(prompt, first_token, end, logits_of)
         return result
 
 

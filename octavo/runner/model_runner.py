@@ -5,11 +5,11 @@ Knows nothing of queues, budgets or why a request is in the step.
 
 import math
 import time
-from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import Struct
 
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.config import ResolvedConfig
@@ -30,7 +30,20 @@ __all__ = ["ModelRunner"]
 NOTHING_COPIED = CopyResult([], 0.0)
 
 
+class _Begun(Struct, frozen=True, gc=False):
+    """A step that waits for its masks, computed up to its logits."""
+
+    request_ids: list[int]
+    """Those that sample, in order."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]]
+    copied: CopyResult
+    compute_s: float
+
+
 class ModelRunner:
+    """Invariant: `_constrained` has the requests known here whose tokens are sampled under masks; `_begun` is there
+    from a `begin` that returned nothing to its `finish`."""
+
     def __init__(
         self,
         model: CausalLM,
@@ -38,10 +51,7 @@ class ModelRunner:
         config: ResolvedConfig,
         model_config: ModelConfig,
         device: torch.device,
-        masks: TokenMasks | None = None,
     ) -> None:
-        """`masks` has what structured output allows; without it every request is free."""
-        self.masks = masks
         self.num_blocks = config.num_blocks
         self.tier = make_tier_file(ops, model_config, config)
         self.kv_caches = allocate_kv_caches(
@@ -55,33 +65,50 @@ class ModelRunner:
         self.batch = InputBatch(ops, arrays, config.max_model_len, config.block_size)
         self.sampler = Sampler(model_config.vocab_size, ops, arrays.draws)
         self.prompt_logprobs = PromptLogprobs()
+        self._constrained: set[int] = set()
+        self._begun: _Begun | None = None
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step. Steps are executed in the order in which they were scheduled."""
+    def begin(self, step: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Compute one step; None where it waits for `finish`. Steps come in the order in which they were scheduled."""
         self._update_requests(step)
         copied = self._copy(step.copies) if step.copies else NOTHING_COPIED
         start = time.perf_counter()
-        if not step.request_ids:
+        if not step.entries:
             return ModelRunnerOutput([], [], [], failed_copies=copied.failed, copy_s=copied.seconds)
         inputs, rows = self.batch.prepare(step)
         if self.tier is not None:
             self.tier.populate(_blocks_read(inputs, self.batch.block_size))
-        request_ids = step.request_ids
-        if inputs.num_sampled < inputs.num_requests:
-            request_ids, rows = (list(compress(items, step.samples)) for items in (request_ids, rows))
+        request_ids = [entry.request_id for entry in step.entries if entry.num_logits]
+        if len(request_ids) < len(rows):
+            rows = [row for row, entry in zip(rows, step.entries, strict=True) if entry.num_logits]
         draw = self.sampler.prepare(rows)
-        if self.masks is not None and self.masks.are_wanted:
+        waits = bool(self._constrained) and not self._constrained.isdisjoint(request_ids)
+        if waits:
             draw = "no"
         self.forward.run(inputs, draw)  # what comes before it is in the caches, what comes after is not
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         if self.prompt_logprobs.are_wanted:
             prompt_logprobs = self.prompt_logprobs.compute(step, inputs, self.forward.logits)
+        if waits:
+            self._begun = _Begun(request_ids, prompt_logprobs, copied, time.perf_counter() - start)
+            return None
         if draw == "no":
-            sampled = self._sample(request_ids, self.forward.sampled_logits())
+            sampled = self.sampler.sample(self.forward.sampled_logits())
             self.batch.append()
         else:
             sampled = self.sampler.drawn(*self.batch.append())
         return _output(request_ids, sampled, prompt_logprobs, copied, time.perf_counter() - start)
+
+    def finish(self, masks: TokenMasks) -> ModelRunnerOutput:
+        """Sample for the step that `begin` left at its logits."""
+        assert self._begun is not None
+        begun, self._begun = self._begun, None
+        start = time.perf_counter()
+        of_rows = {i: masks[request_id][0] for i, request_id in enumerate(begun.request_ids) if masks.get(request_id)}
+        sampled = self.sampler.sample(self.forward.sampled_logits(), of_rows)
+        self.batch.append()
+        compute_s = begun.compute_s + time.perf_counter() - start
+        return _output(begun.request_ids, sampled, begun.prompt_logprobs, begun.copied, compute_s)
 
     def _copy(self, copies: list[tuple[int, int]]) -> CopyResult:
         """Those between pool and tier, then those within the pool."""
@@ -91,33 +118,24 @@ class ModelRunner:
         copy_blocks(self.kv_caches, within)
         return copied
 
-    def _sample(self, request_ids: list[int], logits: npt.NDArray[np.float32]) -> SampledTokens:
-        """The step's second phase, with its late inputs."""
-        if self.masks is None:
-            return self.sampler.sample(logits)
-        masks, errors = self.masks.wait(request_ids)
-        by_place = {i: masks[request_id] for i, request_id in enumerate(request_ids) if request_id in masks}
-        sampled = self.sampler.sample(logits, by_place)
-        sampled.failed.update((i, errors[r]) for i, r in enumerate(request_ids) if r in errors)
-        good = [i for i in by_place if i not in sampled.failed]
-        self.masks.accept([request_ids[i] for i in good], [sampled.token_ids[i] for i in good])
-        return sampled
-
     def forget(self, request_ids: list[int]) -> None:
         """Drop all state of requests that are finished."""
         for request_id in request_ids:
+            self._constrained.discard(request_id)
             row = self.batch.remove(request_id)
             if row is not None:
                 self.sampler.remove(row)
                 self.prompt_logprobs.remove(row)
 
     def _update_requests(self, step: SchedulerOutput) -> None:
-        if step.finished_request_ids:
-            self.forget(step.finished_request_ids)
+        if step.forgotten_request_ids:
+            self.forget(step.forgotten_request_ids)
         for request in step.new_requests:
             row = self.batch.add(request.request_id, request.prompt_token_ids)
             self.sampler.add(row, request)
             self.prompt_logprobs.add(row, request)
+            if request.sampling_params.structured_outputs is not None:
+                self._constrained.add(request.request_id)
         self.batch.apply(step)
 
 

@@ -4,14 +4,14 @@ They know nothing of queues, budgets or texts.
 """
 
 from collections.abc import Sequence
-from itertools import chain, compress
+from itertools import chain
 
 import numpy as np
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.config import ResolvedConfig
-from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from octavo.kernels.ops import Ops
 from octavo.kernels.step_inputs import StepArrays, StepInputs
 from octavo.layers.pooling import Pooling
@@ -36,12 +36,16 @@ class EncoderRunner:
         self.pooling = Pooling(config.pooling)
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def begin(self, step: SchedulerOutput) -> ModelRunnerOutput:
         prompts = [request.prompt_token_ids for request in step.new_requests]
-        assert step.num_scheduled_tokens == list(map(len, prompts))
+        assert [entry.num_tokens for entry in step.entries] == list(map(len, prompts))
+        assert not step.copies
         inputs = _whole_prompts(prompts, self.pooling.config.mode, self.arrays)
         self.forward.run(inputs)
         return _embeddings(step.request_ids, self.forward.hidden_states(), inputs, self.pooling, self.ops, self.device)
+
+    def finish(self, masks: TokenMasks) -> ModelRunnerOutput:
+        raise AssertionError("no step samples")
 
     def forget(self, request_ids: list[int]) -> None:
         """Nothing is kept."""
@@ -61,11 +65,12 @@ class DecoderPoolingRunner(ModelRunner):
         self.pooling = Pooling(config.pooling)
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def begin(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._update_requests(step)
+        assert not step.copies  # there is no tier, and no request forks
         inputs, _ = self.batch.prepare(step)
         self.forward.run(inputs)
-        request_ids = list(compress(step.request_ids, step.samples))
+        request_ids = [entry.request_id for entry in step.entries if entry.num_logits]
         return _embeddings(request_ids, self.forward.hidden_states(), inputs, self.pooling, self.ops, self.device)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.core.request import Request
-from octavo.core.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
+from octavo.core.step import NO_MASKS, ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs, TokenMasks
 
 VOCAB_SIZE = 40
 _MASK = (1 << 61) - 1
@@ -72,7 +72,7 @@ class FakeStepHandle:
         self._executor = executor
         self._step = step
 
-    def result(self) -> ModelRunnerOutput:
+    def result(self, masks: TokenMasks = NO_MASKS) -> ModelRunnerOutput:
         return self._executor.compute(self._step)
 
 
@@ -99,15 +99,15 @@ class FakeExecutor:
         return FakeStepHandle(self, scheduler_output)
 
     def compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        for request_id in step.finished_request_ids:
+        for request_id in step.forgotten_request_ids:
             self.rows.pop(request_id, None)  # never seen, when the step that brought it failed
         for new in step.new_requests:
             self.rows[new.request_id] = _Row(new, list(new.prompt_token_ids), [[] for _ in self.windows])
         for request_id in step.reset_request_ids:
             for table in self.rows[request_id].tables:
                 table.clear()
-        for request_id, position, token_ids in step.given_tokens:
-            self.rows[request_id].token_ids[position:] = token_ids
+        for given in step.given_tokens:
+            self.rows[given.request_id].token_ids[given.position :] = given.token_ids
         result = ModelRunnerOutput([], [], [])
         fails = step.step_id in self.failing_step_ids
         blocks = self.kv_cache.reshape(-1, self.block_size)
@@ -116,22 +116,23 @@ class FakeExecutor:
             if fails or (step.step_id in self.failing_copy_step_ids and max(source, destination) >= self.num_blocks):
                 blocks[destination] = -1
                 result.failed_copies.append(index)
-        for index, request_id in enumerate(step.request_ids):
-            row, start = self.rows[request_id], step.num_computed_tokens[index]
+        for entry in step.entries:
+            request_id, start, end = entry.request_id, entry.first_position, entry.first_position + entry.num_tokens
+            row = self.rows[request_id]
             seen: list[int] = []
             for group, window in enumerate(self.windows):
-                row.tables[group] += step.new_block_ids[index][group]
-                slots = self._slots(row.tables[group], start + step.num_scheduled_tokens[index])
+                row.tables[group] += entry.new_block_ids[group]
+                slots = self._slots(row.tables[group], end)
                 self._write(row.token_ids, slots, start, group, fails)
                 seen += slots[-window:].tolist()
-            if fails or not step.samples[index]:
+            if fails or not entry.num_logits:
                 continue
             if request_id in self.failing_request_ids:
                 result.failed[request_id] = "NaN in the logits"
                 continue
             content = self.kv_cache[seen].tolist()
             token_id = _sample(content, row.new.seed, row.new.choice)
-            row.token_ids[start + step.num_scheduled_tokens[index] :] = [token_id]
+            row.token_ids[end:] = [token_id]
             result.request_ids.append(request_id)
             result.sampled_token_ids.append([token_id])
             result.logprobs.append([candidates(content, row.new.num_candidates)] if row.new.num_candidates else None)

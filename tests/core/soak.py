@@ -50,7 +50,7 @@ class StampExecutor:
     def compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         for source, destination in step.copies:
             self.stamps[destination] = self.stamps[source]
-        for request_id in step.finished_request_ids:
+        for request_id in step.forgotten_request_ids:
             del self.rows[request_id]
         for new in step.new_requests:
             self.rows[new.request_id] = _Row(
@@ -60,14 +60,14 @@ class StampExecutor:
             for table in self.rows[request_id].tables:
                 table.clear()
         result = ModelRunnerOutput([], [], [])
-        for index, request_id in enumerate(step.request_ids):
-            row, start = self.rows[request_id], step.num_computed_tokens[index]
-            for group, block_ids in enumerate(step.new_block_ids[index]):
+        for entry in step.entries:
+            row, start = self.rows[entry.request_id], entry.first_position
+            for group, block_ids in enumerate(entry.new_block_ids):
                 row.tables[group] += block_ids
-                self._write(row, group, start, start + step.num_scheduled_tokens[index])
-            if step.samples[index]:
+                self._write(row, group, start, start + entry.num_tokens)
+            if entry.num_logits:
                 row.token_ids.append(output_token(row.new.seed, len(row.token_ids) - len(row.new.prompt_token_ids)))
-                result.request_ids.append(request_id)
+                result.request_ids.append(entry.request_id)
                 result.sampled_token_ids.append(row.token_ids[-1:])
                 result.logprobs.append(None)
         return result

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.core.step import FinishReason
+from octavo.core.step import FinishReason, SchedulerOutput
 from tests.core.fake_executor import naive_output
 from tests.core.scheduler_driver import SchedulerDriver
 
@@ -14,6 +14,10 @@ in_flight = pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
 
 def prompt(num_tokens: int, start: int = 0) -> list[int]:
     return [(start + 7 * position) % 40 for position in range(num_tokens)]
+
+
+def num_tokens(step: SchedulerOutput) -> list[int]:
+    return [entry.num_tokens for entry in step.entries]
 
 
 # ---- the ledger
@@ -32,8 +36,8 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
     driver = SchedulerDriver(max_num_batched_tokens=10)
     driver.add(prompt(25), max_tokens=1)
     driver.run()
-    assert [step.num_scheduled_tokens for step in driver.executor.steps] == [[10], [10], [5]]
-    assert [step.samples for step in driver.executor.steps] == [[False], [False], [True]]
+    assert [num_tokens(step) for step in driver.executor.steps] == [[10], [10], [5]]
+    assert [[entry.num_logits for entry in step.entries] for step in driver.executor.steps] == [[0], [0], [1]]
     driver.check_all_exact()
 
 
@@ -46,7 +50,7 @@ def test_running_requests_keep_their_token_a_step_while_a_long_prompt_is_read() 
         step = driver.submit()
         assert step is not None
         assert step.request_ids[:3] == [request.request_id for request in streams]
-        assert step.num_scheduled_tokens == [1, 1, 1, 5]
+        assert num_tokens(step) == [1, 1, 1, 5]
         assert {delta.request_id for delta in driver.collect()} >= {request.request_id for request in streams}
     driver.run()
     driver.check_all_exact()
@@ -107,10 +111,10 @@ def test_a_step_without_work_tells_the_runner_nothing() -> None:
     driver = SchedulerDriver()
     request = driver.add(prompt(3), max_tokens=1)
     driver.run()
-    assert driver.scheduler.schedule().finished_request_ids == []
+    assert driver.scheduler.schedule().forgotten_request_ids == []
     driver.add(prompt(3, 1), max_tokens=1)
     driver.run()
-    told = [step.finished_request_ids for step in driver.executor.steps]
+    told = [step.forgotten_request_ids for step in driver.executor.steps]
     assert told == [[], [request.request_id]]
 
 
@@ -239,7 +243,7 @@ def test_requests_that_arrive_together_share_their_prefix_in_the_same_step() -> 
     driver = SchedulerDriver(max_num_batched_tokens=64, block_size=BLOCK)
     requests = [driver.add(prompt(10), max_tokens=4, seed=9, choice=choice) for choice in range(3)]
     driver.submit()
-    assert driver.executor.steps[0].num_scheduled_tokens == [10, 2, 2]
+    assert num_tokens(driver.executor.steps[0]) == [10, 2, 2]
     driver.run()
     driver.check_all_exact()
     assert [request.num_cached_tokens for request in requests] == [0, 8, 8]
@@ -475,7 +479,7 @@ def test_a_step_that_could_not_be_submitted_fails_alone() -> None:
     driver.run()
     assert (first.finish_reason, second.finish_reason) == ("error", "length")
     assert driver.returned(second) == naive_output(second)
-    told = [request_id for step in driver.executor.steps for request_id in step.finished_request_ids]
+    told = [request_id for step in driver.executor.steps for request_id in step.forgotten_request_ids]
     assert told == [done.request_id, first.request_id]
 
 
@@ -488,8 +492,8 @@ def test_the_runner_is_told_again_what_to_forget_when_the_step_that_said_so_fail
     driver.run()
     driver.add(prompt(4, 2), max_tokens=1)
     driver.run()
-    assert driver.executor.steps[1].finished_request_ids == [done.request_id]
-    assert driver.executor.steps[2].finished_request_ids == [done.request_id, failed.request_id]
+    assert driver.executor.steps[1].forgotten_request_ids == [done.request_id]
+    assert driver.executor.steps[2].forgotten_request_ids == [done.request_id, failed.request_id]
 
 
 @in_flight

@@ -46,9 +46,9 @@ def test_prompts_are_scheduled_whole_while_the_budget_lasts() -> None:
         add(scheduler, request_id, num_tokens)
     steps = []
     while (step := schedule(scheduler)).request_ids:
-        steps.append(dict(zip(step.request_ids, step.num_scheduled_tokens, strict=True)))
-        assert all(step.samples)
-        assert not any(any(groups) for groups in step.new_block_ids)
+        steps.append({entry.request_id: entry.num_tokens for entry in step.entries})
+        assert all(entry.num_logits for entry in step.entries)
+        assert not any(any(entry.new_block_ids) for entry in step.entries)
         collect(scheduler, step)
     assert steps == [{0: 8, 1: 11}, {2: 2}, {3: 20}]  # first come, first served: 2 does not wait for the next but one
 

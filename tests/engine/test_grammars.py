@@ -168,25 +168,26 @@ def test_an_aborted_request_leaves_no_matcher(engine: LLMEngine, compiler: FakeC
     add(engine, 1, "quick")
     run(engine, 1)
     assert engine.stats().num_finished["abort"] == 1
-    assert engine.grammars.wait([0, 1]) == ({}, {})
+    assert engine.grammars.constrained([0, 1]) == []
 
 
 def test_masks_follow_what_was_accepted(engine: LLMEngine) -> None:
     add(engine, 0, "x")
     add(engine, 1)
-    while not engine.grammars.wait([0])[0]:
+    while not engine.grammars.constrained([0]):
         engine.step()
-    assert engine.grammars.wait([0, 1]) == ({0: NONE_ALLOWED}, {})
-    engine.grammars.accept([0], [7])
-    engine.grammars.accept([0], [8])
-    assert engine.grammars.wait([0, 1]) == ({0: bytes([2])}, {})
+    assert engine.grammars.constrained([0, 1]) == [0]
+    assert engine.grammars.masks([0]) == ({0: (NONE_ALLOWED,)}, {})
+    engine.grammars.accept({0: [7]})
+    engine.grammars.accept({0: [8]})
+    assert engine.grammars.masks([0]) == ({0: (bytes([2]),)}, {})
 
 
 def test_a_matcher_that_fails_ends_its_request_as_invalid(engine: LLMEngine) -> None:
     add(engine, 0, "!")
-    while not engine.grammars.wait([0])[0]:
+    while not engine.grammars.constrained([0]):
         engine.step()
-    engine.grammars.accept([0], [7])
-    assert engine.grammars.wait([0])[1] == {0: "too complex"}
+    engine.grammars.accept({0: [7]})
+    assert engine.grammars.masks([0])[1] == {0: "too complex"}
     (failed,) = [delta for delta in run(engine, 0) if delta.finish_reason]
     assert failed.is_invalid

@@ -4,15 +4,14 @@ import pytest
 import torch
 
 from octavo.core.kv_groups import group_layers
-from octavo.core.step import SchedulerOutput
+from octavo.core.step import ScheduledRequest, SchedulerOutput
 from octavo.engine.memory_roof import MemoryRoof, kv_token_bytes
 from octavo.runner import device
 
 
 def step(num_computed_tokens: list[int], num_scheduled_tokens: list[int]) -> SchedulerOutput:
-    requests = list(range(len(num_computed_tokens)))
-    tables: list[tuple[list[int], ...]] = [([],) for _ in requests]
-    return SchedulerOutput(0, requests, num_computed_tokens, num_scheduled_tokens, tables, [True] * len(requests))
+    numbers = enumerate(zip(num_computed_tokens, num_scheduled_tokens, strict=True))
+    return SchedulerOutput(0, [ScheduledRequest(i, start, num_tokens, 1, ([],)) for i, (start, num_tokens) in numbers])
 
 
 def test_one_stream_reads_every_weight_for_each_token() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.step import SchedulerOutput
+from octavo.core.step import ScheduledRequest, SchedulerOutput
 from octavo.devices.cpu.ops import CpuOps
 from octavo.kernels.ops import Ops
 from octavo.kernels.sampling import NOT_FINITE
@@ -23,7 +23,12 @@ def make_batch(request: pytest.FixtureRequest) -> MakeBatch:
 
 
 def _step(ids: list[int], computed: list[int], scheduled: list[int], blocks: list[list[int]], samples: list[bool]):  # type: ignore[no-untyped-def]
-    return SchedulerOutput(0, ids, computed, scheduled, [(b,) for b in blocks], samples)
+    return _step_of_groups(ids, computed, scheduled, [(b,) for b in blocks], samples)
+
+
+def _step_of_groups(ids, computed, scheduled, tables, samples, reset=()):  # type: ignore[no-untyped-def]
+    columns = zip(ids, computed, scheduled, map(int, samples), tables, strict=True)
+    return SchedulerOutput(0, [ScheduledRequest(*entry) for entry in columns], reset_request_ids=list(reset))
 
 
 def test_a_mixed_step_packs_chunks_and_decodes_one_after_the_other(make_batch: MakeBatch) -> None:
@@ -58,7 +63,7 @@ def test_a_resumed_request_keeps_its_tokens_and_starts_its_table_anew(make_batch
     assert rows == [batch.row_of[1]]
     inputs.draws["token_id"], inputs.draws["status"] = 99, NOT_FINITE
     assert batch.append() == ([99], False)
-    again = SchedulerOutput(1, [1], [0], [21], [([8, 9],)], [True], reset_request_ids=[1])
+    again = _step_of_groups([1], [0], [21], [([8, 9],)], [True], reset=[1])
     batch.apply(again)
     inputs, _ = batch.prepare(again)
     assert inputs.input_ids.tolist() == [*range(20), 99]
@@ -69,7 +74,7 @@ def test_each_group_has_a_table_and_slots_of_its_own(make_batch: MakeBatch) -> N
     batch = make_batch(2, 64, num_groups=2)
     batch.add(1, range(20))
     batch.add(2, range(3))
-    step = SchedulerOutput(0, [1, 2], [16, 0], [4, 3], [([-1, 4], [3, 5]), ([1], [2])], [True, True])
+    step = _step_of_groups([1, 2], [16, 0], [4, 3], [([-1, 4], [3, 5]), ([1], [2])], [True, True])
     batch.apply(step)
     inputs, _ = batch.prepare(step)
     assert [t.tolist() for t in inputs.block_tables] == [[[-1, 4], [1, 0]], [[3, 5], [2, 0]]]
@@ -113,7 +118,7 @@ def test_both_fillers_fill_in_the_same(data: st.DataObject) -> None:
     scheduled = data.draw(st.lists(st.integers(0, 8), min_size=num_requests, max_size=num_requests))
     samples = data.draw(st.lists(st.booleans(), min_size=num_requests, max_size=num_requests))
     tables = [([10 * i, 10 * i + 1, 3, 4], [5, 6, 7, 10 * i + 8]) for i in ids]
-    step = SchedulerOutput(0, ids, computed, scheduled, tables, samples)
+    step = _step_of_groups(ids, computed, scheduled, tables, samples)
     results = []
     for batch in batches:
         for i in ids:

@@ -19,7 +19,7 @@ from octavo.config import EngineConfig
 from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_config import SchedulerConfig
-from octavo.core.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
+from octavo.core.step import NO_MASKS, ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs, TokenMasks
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.loop import main
 from octavo.errors import ConfigError
@@ -80,7 +80,7 @@ class _Handle:
         self._rows = rows
         self._step = step
 
-    def result(self) -> ModelRunnerOutput:
+    def result(self, masks: TokenMasks = NO_MASKS) -> ModelRunnerOutput:
         rows = [self._rows[request_id] for request_id in self._step.request_ids]
         if any(SLOW in row.prompt for row in rows):
             time.sleep(STEP_SECONDS)
@@ -90,12 +90,12 @@ class _Handle:
         if any(FAIL in row.prompt and row.num_tokens == 2 for row in rows):
             raise RuntimeError("the device is on fire")
         output = ModelRunnerOutput([], [], [])
-        for index, (request_id, row) in enumerate(zip(self._step.request_ids, rows, strict=True)):
-            start = self._step.num_computed_tokens[index]
+        for entry, row in zip(self._step.entries, rows, strict=True):
+            request_id, start = entry.request_id, entry.first_position
             if row.num_prompt_logprobs is not None and start < len(row.prompt):
-                entries = row.prompt_logprobs(start, start + self._step.num_scheduled_tokens[index])
+                entries = row.prompt_logprobs(start, start + entry.num_tokens)
                 output.prompt_logprobs[request_id] = entries
-            if not self._step.samples[index]:
+            if not entry.num_logits:
                 continue
             if NAN in row.prompt and row.num_tokens == 2:
                 output.failed[request_id] = "NaN in the logits"
@@ -112,7 +112,7 @@ class ScriptedExecutor:
         self._rows: dict[int, _Row] = {}
 
     def submit(self, scheduler_output: SchedulerOutput) -> _Handle:
-        for request_id in scheduler_output.finished_request_ids:
+        for request_id in scheduler_output.forgotten_request_ids:
             del self._rows[request_id]
         for new in scheduler_output.new_requests:
             self._rows[new.request_id] = _Row(new)
