@@ -176,7 +176,9 @@ class ServerConfig:
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
     port: int = option(8000, "Port to listen on; 0 picks a free one.")
     served_model_name: str | None = option(None, "Name clients use for the model; default: the --model value.")
-    chat_template: str | None = option(None, "Chat template, or a file that holds one, instead of the model's own.")
+    chat_template: str | None = option(
+        None, "Chat template, a file with one, or the name of one of the model's, instead of its default."
+    )
     trust_request_chat_template: bool = option(
         False, "Let requests bring a chat template of their own: a program, which can take long."
     )

@@ -151,20 +151,36 @@ def test_sampling_defaults_are_the_model_s_unless_told_otherwise(options: Any, d
 
 
 @pytest.mark.parametrize(
-    ("own", "override", "message"),
+    ("override", "message"),
     [
-        ({"temperature": -1}, None, "temperature must be a number from 0 to 100, got -1.*--generation-config none"),
-        ({"top_p": "high"}, None, "top_p must be"),
-        ({}, "{", "not valid JSON"),
-        ({}, "[1]", "must be a JSON object"),
-        ({}, '{"beams": 3}', "can't set 'beams'"),
-        ({}, '{"top_k": 1.5}', "top_k must be"),
+        ("{", "not valid JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"beams": 3}', "can't set 'beams'"),
+        ('{"top_k": 1.5}', "top_k must be"),
+        ('{"temperature": -1}', "temperature must be a number from 0 to 100, got -1"),
     ],
 )
-def test_sampling_defaults_out_of_range_are_refused(own: Any, override: str | None, message: str) -> None:
-    model = dataclasses.replace(LLAMA_2_7B, sampling_defaults=own)
+def test_sampling_defaults_of_the_users_that_are_out_of_range_are_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve(EngineConfig(model="m", override_generation_config=override), facts(model=model))
+        resolve(EngineConfig(model="m", override_generation_config=override), facts())
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"temperature": -1.0}, "temperature must be a number from 0 to 100, got -1"),
+        ({"top_p": "high"}, "top_p must be"),
+        ({"top_p": 0.0}, "top_p must be"),
+        ({"max_tokens": 0}, "max_tokens must be"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty must be"),
+    ],
+)
+def test_a_senseless_default_of_the_models_is_left_out_with_a_warning(
+    own: Any, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = dataclasses.replace(LLAMA_2_7B, sampling_defaults=own | {"min_p": 0.1})
+    assert resolve(EngineConfig(model="m"), facts(model=model)).sampling_defaults == {"min_p": 0.1}
+    assert message in caplog.text
 
 
 MINILM = ModelConfig(

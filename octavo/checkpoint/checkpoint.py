@@ -1,7 +1,7 @@
 """Checkpoint: the one interface to a model's files, whichever format they are in."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +34,9 @@ class Vocabulary:
     add_eos_token: bool | None
     add_space_prefix: bool | None
     chat_template: str | None
+    """The default template's source."""
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    """Other templates by name."""
 
 
 class Checkpoint(Protocol):

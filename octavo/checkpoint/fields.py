@@ -3,6 +3,7 @@
 Knows nothing of what the keys mean.
 """
 
+import logging
 import math
 import reprlib
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ __all__ = ["Fields"]
 T = TypeVar("T")
 
 MAX_INTEGER = 2**31 - 1
+
+logger = logging.getLogger(__name__)
 
 
 class Fields:
@@ -43,6 +46,14 @@ class Fields:
         if type(value) is not int or not low <= value <= high:
             self.fail(key, f"is {reprlib.repr(value)}, which is not an integer from {low} to {high}.")
         return value
+
+    def optional_token_id(self, key: str, high: int = MAX_INTEGER) -> int | None:
+        """A token's id. Tools write -1, unsigned too, for "none": that is left out, with a warning."""
+        value = self.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or value == 2**32 - 1):
+            logger.warning("%s: %s%s is %s, which is no token: it is left out.", self.path, self.prefix, key, value)
+            return None
+        return self.optional_integer(key, high=high)
 
     def integer(self, key: str, default: int | None = None, low: int = 1, high: int = MAX_INTEGER) -> int:
         value = self.optional_integer(key, low, high)

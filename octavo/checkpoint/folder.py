@@ -18,18 +18,20 @@ from octavo.checkpoint.hf_config import parse_config
 from octavo.checkpoint.model_config import ModelConfig, TensorInfo
 from octavo.checkpoint.safetensors import SafetensorsFile, parse_json
 from octavo.checkpoint.sentence_transformers import read_max_sequence_length, read_pooling
+from octavo.checkpoint.tokenizer_files import read_token_facts
+from octavo.checkpoint.weight_files import INDEX, SINGLE, find_weight_files
 from octavo.errors import CheckpointError
 
 __all__ = ["FolderCheckpoint"]
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 UNUSED = re.compile(
-    r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq"  # follow from the configuration
-    r"|embeddings\.position_ids|pooler\..*|cls\..*"  # BERT's count from 0 on, and heads for other tasks
+    r"model\.(layers\.[0-9]+\.self_attn\.)?rotary_emb(_local)?\..*"  # follow from the configuration
+    r"|model\.layers\.[0-9]+\.(self_attn|attn)\.(bias|masked_bias)"  # old versions' causal masks
+    r"|embeddings\.(position_ids|token_type_ids)|pooler\..*|cls\..*"  # BERT's constants, and heads for other tasks
 )
 """Tensors that a checkpoint may have and no model needs."""
-BARE_DECODER = re.compile(r"(layers\.|embed_tokens\.|norm\.).*")
+BARE_DECODER = re.compile(r"(layers\.|embed_tokens\.|norm\.|rotary_emb(_local)?\.).*")
 MAX_JSON_BYTES = 100_000_000
 
 
@@ -44,13 +46,15 @@ class FolderCheckpoint:
         generation = _read_json(generation_path) if generation_path.exists() else {}
         self.vocabulary: Vocabulary | None = None
         config = parse_config(config_path, values, generation)
-        files = _open_weights(path)
-        tensors = _merge(files)
+        files, weight_map = _open_weights(path)
+        tensors = _merge(files, weight_map)
+        tokens = read_token_facts(path)
         self.config: ModelConfig = replace(
             config,
             dtype=config.dtype or _main_dtype(tensors),
             pooling=read_pooling(path, values),
             max_sequence_length=read_max_sequence_length(path),
+            eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *tokens.turn_end_ids))),
         )
         if self.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
@@ -71,12 +75,14 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: can't be read: {error.strerror}.") from error
 
 
-def _open_weights(folder: Path) -> list[SafetensorsFile]:
-    if (folder / SINGLE).exists():
-        return [SafetensorsFile(folder / SINGLE)]
-    index_path = folder / INDEX
-    if not index_path.exists():
+def _open_weights(folder: Path) -> tuple[list[SafetensorsFile], dict[str, str]]:
+    """The files, and the file that each tensor is taken from where an index says so."""
+    found = find_weight_files([path.name for path in folder.iterdir()], str(folder)) if folder.is_dir() else None
+    if found is None:
         raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
+    if found.index is None:
+        return [SafetensorsFile(folder / name) for name in found.files], {}
+    index_path = folder / found.index
     weight_map = _read_json(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
         raise CheckpointError(f"{index_path}: weight_map is not an object of tensor names and file names.")
@@ -84,11 +90,11 @@ def _open_weights(folder: Path) -> list[SafetensorsFile]:
     for name, shard in weight_map.items():
         if shard not in files:
             if not (folder / shard).exists():
-                raise CheckpointError(f"{folder}: {shard} is missing; {INDEX} says that it holds {name!r}.")
+                raise CheckpointError(f"{folder}: {shard} is missing; {found.index} says that it holds {name!r}.")
             files[shard] = SafetensorsFile(folder / shard)
         if name not in files[shard].tensors:
-            raise CheckpointError(f"{folder / shard}: tensor {name!r} is missing; {INDEX} says that it is there.")
-    return list(files.values())
+            raise CheckpointError(f"{folder / shard}: tensor {name!r} is missing; {found.index} says that it is there.")
+    return list(files.values()), weight_map
 
 
 def _is_file_name(value: Any) -> bool:
@@ -105,15 +111,17 @@ def _why_no_weights(folder: Path) -> str:
     return message
 
 
-def _merge(files: list[SafetensorsFile]) -> dict[str, TensorInfo]:
+def _merge(files: list[SafetensorsFile], weight_map: Mapping[str, str]) -> dict[str, TensorInfo]:
+    """All tensors by the name that models ask for. A tensor that an index places is taken from there alone."""
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         for stored_name, info in file.tensors.items():
             name = _model_name(stored_name)
+            if UNUSED.fullmatch(name) or weight_map.get(stored_name, file.path.name) != file.path.name:
+                continue
             if name in tensors:
                 raise CheckpointError(f"{file.path}: tensor {name!r} is also in {tensors[name].path.name}.")
-            if not UNUSED.fullmatch(name):
-                tensors[name] = info
+            tensors[name] = info
     return tensors
 
 

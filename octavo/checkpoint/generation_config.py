@@ -5,6 +5,7 @@ being opened.
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,31 +31,56 @@ GGUF_KEYS = {
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
 FLOAT32_DIGITS = 7
+WHOLE_NUMBERS = frozenset({"top_k", "max_tokens"})
+"""Fields that some tools write as floats."""
+
+logger = logging.getLogger(__name__)
 
 
 def renamed(values: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     """The values that are there, under the names of SamplingParams. float32's noise is rounded away: 0.6, not
-    0.60000002."""
+    0.60000002; a whole number is an integer where one is asked for."""
     found = {name: values[key] for key, name in keys.items() if values.get(key) is not None}
-    return {
-        name: float(f"{value:.{FLOAT32_DIGITS}g}") if isinstance(value, float) else value
-        for name, value in found.items()
-    }
+    return {name: _plain(value, name) for name, value in found.items()}
+
+
+def _plain(value: Any, name: str) -> Any:
+    if not isinstance(value, float):
+        return value
+    if name in WHOLE_NUMBERS and value.is_integer():
+        return int(value)
+    return float(f"{value:.{FLOAT32_DIGITS}g}")
 
 
 def resolve_sampling_defaults(own: Mapping[str, Any], source: str, override: str | None) -> dict[str, int | float]:
     """What requests get that say nothing. `own`: the checkpoint's; `source` and `override`: --generation-config and
-    --override-generation-config. Raises ConfigError for a value out of range."""
-    defaults = dict(own) if source == "auto" else {}
+    --override-generation-config.
+
+    A value of the checkpoint's that is out of range is left out, with a warning. Raises ConfigError for one of the
+    user's.
+    """
+    defaults = _sensible(own) if source == "auto" else {}
     if override is not None:
         defaults |= _parse(override)
     try:
         SamplingParams(**defaults)
     except (InvalidRequestError, TypeError) as error:
-        raise ConfigError(
-            f"The model's sampling defaults can't be used: {error} Leave them out with --generation-config none, or "
-            "set others with --override-generation-config."
-        ) from error
+        raise ConfigError(f"The sampling defaults of --override-generation-config can't be used: {error}") from error
+    return defaults
+
+
+def _sensible(own: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that SamplingParams takes."""
+    defaults = {}
+    for name, value in own.items():
+        try:
+            SamplingParams(**{name: value})
+            if (name, value) == ("max_tokens", 0):
+                raise InvalidRequestError("max_tokens must be above 0 to be a default.")
+        except (InvalidRequestError, TypeError) as error:
+            logger.warning("A sampling default of the model's is left out: %s", error)
+        else:
+            defaults[name] = value
     return defaults
 
 

@@ -9,31 +9,11 @@ import numpy.typing as npt
 from octavo.checkpoint.checkpoint import Vocabulary
 from octavo.checkpoint.fields import Fields
 from octavo.checkpoint.gguf_format import GGUFFile
+from octavo.checkpoint.turn_ends import END_OF_TURN_TOKENS, written_turn_ends
 
 __all__ = ["end_of_turn_ids", "read_vocabulary"]
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-
-END_OF_TURN_TOKENS = frozenset(
-    {
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<|end_of_turn|>",
-        "<end_of_turn>",
-        "<end_of_utterance>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek
-    }
-)
-"""Tokens that end a turn in some family's chat format; few files name them in a key of their own."""
 
 
 def read_vocabulary(file: GGUFFile) -> Vocabulary | None:
@@ -49,13 +29,7 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary | None:
     scores = _numbers(fields, "scores", num_tokens)
 
     def token_id(key: str) -> int | None:
-        # Converters write -1, unsigned too, for "none".
-        value = fields.get(key)
-        return (
-            None
-            if isinstance(value, int) and value in (-1, 2**32 - 1)
-            else fields.optional_integer(key, high=num_tokens - 1)
-        )
+        return fields.optional_token_id(key, high=num_tokens - 1)
 
     return Vocabulary(
         model=fields.text("model"),
@@ -72,7 +46,14 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary | None:
         add_eos_token=fields.optional_flag("add_eos_token"),
         add_space_prefix=fields.optional_flag("add_space_prefix"),
         chat_template=Fields(file.path, file.metadata).optional_text("tokenizer.chat_template"),
+        chat_templates=_named_templates(file),
     )
+
+
+def _named_templates(file: GGUFFile) -> dict[str, str]:
+    fields = Fields(file.path, file.metadata, prefix="tokenizer.")
+    names = _strings(fields, "chat_templates") or []
+    return {name: fields.text(f"chat_template.{name}") for name in names}
 
 
 def _strings(fields: Fields, key: str) -> list[str] | None:
@@ -94,11 +75,14 @@ def _numbers(fields: Fields, key: str, num_tokens: int) -> npt.NDArray[np.generi
 
 
 def end_of_turn_ids(file: GGUFFile, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """The end-of-sequence token first, then others that end a turn: named by a key, or special and known by text."""
+    """The end-of-sequence token first, then others that end a turn: named by a key, or known by text and either special
+    or written by the chat template."""
     fields = Fields(file.path, file.metadata, prefix="tokenizer.ggml.")
     last = len(vocabulary.tokens) - 1
-    named = [fields.optional_integer(key, high=last) for key in ("eot_token_id", "eom_token_id")]
+    named = [fields.optional_token_id(key, high=last) for key in ("eot_token_id", "eom_token_id")]
     special = np.flatnonzero(np.isin(vocabulary.token_types, (CONTROL, USER_DEFINED))).tolist()
     known = [token_id for token_id in special if vocabulary.tokens[token_id] in END_OF_TURN_TOKENS]
-    candidates = [vocabulary.eos_token_id, *named, *known]
+    ends = written_turn_ends(vocabulary.chat_template or "")
+    written = [token_id for token_id, token in enumerate(vocabulary.tokens) if token in ends] if ends else []
+    candidates = [vocabulary.eos_token_id, *named, *known, *written]
     return tuple(dict.fromkeys(token_id for token_id in candidates if token_id is not None))

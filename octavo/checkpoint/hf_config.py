@@ -43,7 +43,7 @@ def parse_config(path: Path, values: dict[str, Any], generation: dict[str, Any])
         dtype=_dtype(fields),
         eos_token_ids=_token_ids(Fields(path.with_name("generation_config.json"), generation), "eos_token_id")
         or _token_ids(fields, "eos_token_id"),
-        bos_token_id=fields.optional_integer("bos_token_id"),
+        bos_token_id=fields.optional_token_id("bos_token_id"),
         sampling_defaults=renamed(generation, HF_KEYS),
     ).check(path)
 
@@ -176,9 +176,9 @@ def _dtype(fields: Fields) -> str:
 def _token_ids(fields: Fields, key: str) -> tuple[int, ...]:
     value = fields.get(key)
     if isinstance(value, list):
-        singles = (Fields(fields.path, {key: item}) for item in value)
-        return tuple(dict.fromkeys(single.integer(key, low=0) for single in singles))
-    single = fields.optional_integer(key)
+        ids = [Fields(fields.path, {key: item}).optional_token_id(key) for item in value]
+        return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
+    single = fields.optional_token_id(key)
     return () if single is None else (single,)
 
 

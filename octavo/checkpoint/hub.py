@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from octavo.checkpoint.gguf import SPLIT_NAME
+from octavo.checkpoint.weight_files import WeightFiles, find_weight_files
 from octavo.errors import CheckpointError
 
 __all__ = ["fetch", "group_ggufs"]
 
-FOLDER_FILE = re.compile(r"model(-[^/]*)?\.safetensors|[^/]+\.(json|model|txt|jinja)")
+FOLDER_FILE = re.compile(r"[^/]+\.(json|model|txt|jinja)")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 NOT_MODELS = re.compile(r"(mmproj|imatrix).*", re.IGNORECASE)
 
@@ -85,8 +86,10 @@ def _download(repo: str, wanted: str, download_dir: str | None, revision: str | 
 
 def select_files(files: Sequence[str], wanted: str, where: str) -> list[str]:
     """The files that make the checkpoint: of a folder, or one GGUF model's parts in order. Raises CheckpointError."""
-    if not wanted and "config.json" in files and any(file.startswith("model") for file in files if _is_weights(file)):
-        return [file for file in files if FOLDER_FILE.fullmatch(file)]
+    weights = _folder_weights(files, where) if not wanted and "config.json" in files else None
+    if weights is not None:
+        chosen = {weights.index, *weights.files}
+        return [file for file in files if file in chosen or FOLDER_FILE.fullmatch(file)]
     groups = group_ggufs(files)
     if not groups:
         sought = f"a .gguf file for {wanted!r}" if wanted else "model.safetensors or a .gguf file"
@@ -102,8 +105,8 @@ def select_files(files: Sequence[str], wanted: str, where: str) -> list[str]:
     )
 
 
-def _is_weights(file: str) -> bool:
-    return file.endswith((".safetensors", ".safetensors.index.json"))
+def _folder_weights(files: Sequence[str], where: str) -> WeightFiles | None:
+    return find_weight_files([file for file in files if "/" not in file], where)
 
 
 def _is_wanted(name: str, parts: list[str], wanted: str) -> bool:
@@ -126,10 +129,11 @@ def _find_cached(snapshot: Path, wanted: str) -> Path | None:
 
 
 def _has_all_shards(snapshot: Path, files: Sequence[str]) -> bool:
-    if "model.safetensors" in files:
-        return True
+    weights = _folder_weights(files, str(snapshot))
+    if weights is None or weights.index is None:
+        return weights is not None
     try:
-        index = json.loads((snapshot / "model.safetensors.index.json").read_bytes())
+        index = json.loads((snapshot / weights.index).read_bytes())
         return set(index["weight_map"].values()) <= set(files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

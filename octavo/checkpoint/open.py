@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 
 from octavo.checkpoint.checkpoint import Checkpoint
-from octavo.checkpoint.folder import INDEX, SINGLE, FolderCheckpoint
+from octavo.checkpoint.folder import FolderCheckpoint
 from octavo.checkpoint.gguf import GGUFCheckpoint
 from octavo.checkpoint.hub import fetch, group_ggufs
+from octavo.checkpoint.weight_files import find_weight_files
 from octavo.errors import CheckpointError
 
 __all__ = ["open_checkpoint"]
@@ -46,9 +47,10 @@ def _open_path(path: Path) -> Checkpoint:
 def _open_folder(folder: Path) -> Checkpoint:
     """GGUF repositories often keep a config.json too: it makes a folder only together with safetensors."""
     has_config = (folder / "config.json").exists()
-    if has_config and ((folder / SINGLE).exists() or (folder / INDEX).exists()):
+    names = [path.name for path in folder.iterdir()]
+    if has_config and find_weight_files(names, str(folder)) is not None:
         return FolderCheckpoint(folder)
-    groups = group_ggufs([path.name for path in folder.glob("*.gguf")])
+    groups = group_ggufs(names)
     if len(groups) == 1:
         (parts,) = groups.values()
         return GGUFCheckpoint(folder / parts[0])

@@ -104,8 +104,13 @@ class ChatTemplate:
         return prepared
 
 
-def load_chat_template(argument: str) -> str:
-    """The source that `--chat-template` names: a file, or the template itself. Raises ConfigError for neither."""
+def load_chat_template(argument: str, named: Mapping[str, str] | None = None) -> str:
+    """The source that `--chat-template` names: one of the model's `named` ones, a file, or the template itself.
+
+    Raises ConfigError for none of these.
+    """
+    if named and argument in named:
+        return named[argument]
     try:
         path = Path(argument)
         if path.is_file():
@@ -113,7 +118,8 @@ def load_chat_template(argument: str) -> str:
     except (OSError, ValueError):  # a template is no file name: too long, or with a NUL
         pass
     if not any(mark in argument for mark in ("{{", "{%", "\n")):
-        raise ConfigError(f"--chat-template {argument!r} is neither a file that exists nor a Jinja template.")
+        names = f" The model has templates named {', '.join(named)}." if named else ""
+        raise ConfigError(f"--chat-template {argument!r} is neither a file that exists nor a Jinja template.{names}")
     return argument
 
 

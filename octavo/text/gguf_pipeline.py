@@ -4,6 +4,7 @@ Two kinds: "gpt2", byte-level BPE with a named pre-tokenizer, and "llama", Sente
 from the pieces' scores. Knows nothing of decoding.
 """
 
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 
@@ -11,12 +12,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from octavo.checkpoint.checkpoint import Vocabulary
-from octavo.checkpoint.gguf_vocabulary import END_OF_TURN_TOKENS
+from octavo.checkpoint.turn_ends import END_OF_TURN_TOKENS, written_turn_ends
 from octavo.errors import CheckpointError
 from octavo.text.pre_tokenizers import WHOLE_WORD_NAMES, patterns_of
 
 __all__ = ["SPACE", "TokenType", "build_pipeline"]
 
+CONTROL_LOOKING = re.compile(r"<\|[^<>|\s]{1,64}\|>")
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
 
 
@@ -93,13 +95,17 @@ def _merges_from_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 def _add_special_tokens(pipeline: Tokenizer, vocabulary: Vocabulary) -> None:
     """Control tokens are recognised in text and hidden from it; user-defined ones are recognised only.
 
-    Tokens that end a turn are control tokens, even where the file calls them user-defined.
+    Tokens that end a turn are control tokens, even where the file calls them user-defined; so are ordinary ones that
+    the chat template writes in the way of control tokens.
     """
+    template = vocabulary.chat_template or ""
+    written = written_turn_ends(template) | set(CONTROL_LOOKING.findall(template))
     named = (vocabulary.bos_token_id, vocabulary.eos_token_id)
     special: list[str] = []
     plain: list[str] = []
     for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.token_types.tolist(), strict=True)):
-        if kind in (TokenType.CONTROL, TokenType.UNKNOWN) or token_id in named:
+        is_written = kind == TokenType.NORMAL and token in written
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN) or token_id in named or is_written:
             special.append(token)
         elif kind == TokenType.USER_DEFINED:
             (special if token in END_OF_TURN_TOKENS else plain).append(token)

@@ -21,9 +21,13 @@ class TextSide:
 
 
 def load_text_side(config: EngineConfig, chat_template: str | None = None) -> TextSide:
-    """`chat_template`: a template, or a file that holds one, instead of the model's own."""
+    """`chat_template`: a template, a file that holds one, or the name of one of the model's, instead of its default."""
     tokenizer = load_model_tokenizer(config)
-    source = tokenizer.chat_template if chat_template is None else load_chat_template(chat_template)
+    source = (
+        tokenizer.chat_template
+        if chat_template is None
+        else load_chat_template(chat_template, tokenizer.chat_templates)
+    )
     return TextSide(tokenizer, ChatTemplate(source, tokenizer.special_tokens), source is not None)
 
 

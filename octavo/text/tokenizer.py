@@ -14,6 +14,7 @@ from typing import Any, Literal
 import tokenizers
 
 from octavo.checkpoint.checkpoint import Vocabulary
+from octavo.checkpoint.tokenizer_files import chat_templates, default_template, read_tokenizer_config
 from octavo.errors import CheckpointError, InvalidRequestError
 from octavo.text.gguf_pipeline import SPACE, TokenType, build_pipeline
 
@@ -54,7 +55,7 @@ class TokenTable:
     eos_token_id: int | None = None
     strips_first_space: bool = False
     """Encoding puts a space before the text, so decoding a whole text takes it away."""
-    chat_template: str | None = None
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
 
 
 class Tokenizer:
@@ -93,8 +94,13 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the model's own chat template."""
-        return self._table.chat_template
+        """The source of the model's own chat template, the default one."""
+        return default_template(self._table.chat_templates)
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The sources of all its templates by name."""
+        return self._table.chat_templates
 
     def encode(self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Token ids of `text`; special tokens written in it are recognised.
@@ -186,6 +192,7 @@ def _from_vocabulary(vocabulary: Vocabulary) -> Tokenizer:
         "unk_token": vocabulary.unk_token_id,
         "pad_token": vocabulary.pad_token_id,
     }
+    own = {} if vocabulary.chat_template is None else {"default": vocabulary.chat_template}
     table = TokenTable(
         texts=["" if kind == TokenType.UNUSED else text for text, kind in zip(vocabulary.tokens, kinds, strict=True)],
         spelling="byte_level" if vocabulary.model == "gpt2" else "sentencepiece",
@@ -195,7 +202,7 @@ def _from_vocabulary(vocabulary: Vocabulary) -> Tokenizer:
         bos_token_id=vocabulary.bos_token_id,
         eos_token_id=vocabulary.eos_token_id,
         strips_first_space=vocabulary.model == "llama" and vocabulary.add_space_prefix is not False,
-        chat_template=vocabulary.chat_template,
+        chat_templates={**own, **vocabulary.chat_templates},
     )
     return Tokenizer(pipeline, table)
 
@@ -213,7 +220,7 @@ def _from_folder(path: Path) -> Tokenizer:
         raise CheckpointError(f"{source} can't be read: {error}.") from error
     decoder = {} if pipeline.decoder is None else json.loads(pipeline.decoder.__getstate__())
     spelling, strips_first_space = _spelling_of(decoder, source)
-    config = _tokenizer_config(path)
+    config = read_tokenizer_config(path)
     special_tokens = {name: _content(config[name]) for name in SPECIAL_TOKEN_NAMES if config.get(name)}
     _add_missing_tokens(pipeline, config, special_tokens.values())
     added = pipeline.get_added_tokens_decoder()
@@ -227,7 +234,7 @@ def _from_folder(path: Path) -> Tokenizer:
         bos_token_id=named.get("bos_token"),
         eos_token_id=named.get("eos_token"),
         strips_first_space=strips_first_space,
-        chat_template=_chat_template(path, config),
+        chat_templates=chat_templates(path, config),
     )
     return Tokenizer(pipeline, table)
 
@@ -247,26 +254,6 @@ def _spelling_of(decoder: dict[str, Any], source: Path) -> tuple[Spelling, bool]
     raise CheckpointError(
         f"{source} decodes tokens with {found}; octavo knows ByteLevel, ByteFallback, Metaspace and WordPiece."
     )
-
-
-def _tokenizer_config(path: Path) -> dict[str, Any]:
-    """tokenizer_config.json; special_tokens_map.json counts only where the first does not list the added tokens."""
-    config = _read_json(path / "tokenizer_config.json")
-    if "added_tokens_decoder" in config:
-        return config
-    return config | _read_json(path / "special_tokens_map.json")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not a {type(data).__name__}.")
-    return data
 
 
 def _content(token: str | dict[str, Any]) -> str:
@@ -296,14 +283,3 @@ def _texts_by_id(pipeline: tokenizers.Tokenizer) -> list[str]:
     for text, token_id in ids.items():
         texts[token_id] = text
     return texts
-
-
-def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
-    """The folder's template: a file of its own before the entry in tokenizer_config.json; of several, the default."""
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = _read_json(path / "chat_template.json").get("chat_template") or config.get("chat_template")
-    if isinstance(template, list):
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-    return template

@@ -7,7 +7,18 @@ from typing import Any
 import gguf
 import numpy as np
 
-__all__ = ["HEADS", "HIDDEN", "INTERMEDIATE", "KV_HEADS", "LAYERS", "VOCAB", "tiny_tensors", "write_gguf"]
+__all__ = [
+    "HEADS",
+    "HIDDEN",
+    "INTERMEDIATE",
+    "KV_HEADS",
+    "LAYERS",
+    "TOKENS",
+    "TOKEN_TYPES",
+    "VOCAB",
+    "tiny_tensors",
+    "write_gguf",
+]
 
 HIDDEN, HEADS, KV_HEADS, INTERMEDIATE, LAYERS, VOCAB = 64, 4, 2, 96, 2, 12
 TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "ab", "Ġ", "é", "日本", "<|im_start|>", "<|im_end|>", "<|eot_id|>"]

@@ -13,6 +13,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, PreTraine
 from octavo.checkpoint.folder import FolderCheckpoint
 from octavo.checkpoint.hf_config import parse_config
 from octavo.checkpoint.model_config import ModelConfig
+from octavo.checkpoint.open import open_checkpoint
 from octavo.errors import CheckpointError, UnknownArchitectureError
 
 SIZES: dict[str, Any] = {
@@ -175,10 +176,39 @@ def test_generation_config_names_the_end_of_turn_tokens(tmp_path: Path) -> None:
     assert parse(tmp_path, OLD | {"eos_token_id": 3}, {"temperature": 1.0}).eos_token_ids == (3,)
 
 
+def test_ids_that_are_no_token_are_left_out_with_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = parse(tmp_path, OLD | {"eos_token_id": 3, "bos_token_id": -1}, {"eos_token_id": -1})
+    assert (config.eos_token_ids, config.bos_token_id) == ((3,), None)
+    assert parse(tmp_path, OLD, {"eos_token_id": [-1, 4.0]}).eos_token_ids == (4,)
+    assert "generation_config.json: eos_token_id is -1, which is no token" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        ("{{ '<|im_start|>user' + messages[0]['content'] + '<|im_end|>' }}", (3, 4)),
+        ({"default": "<|im_end|>", "tool_use": "<|eot_id|>"}, (3, 4)),
+        ("<|end|> and <|return|>", (3, 6)),  # gpt-oss ends a message by the first, a turn by the second
+        ("{{ messages[0]['content'] }}", (3,)),
+        (None, (3,)),
+    ],
+)
+def test_the_end_of_turn_that_the_chat_template_writes_ends_a_turn(folder: Path, template: Any, ends: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(OLD | {"eos_token_id": 3}))
+    added = {"<|im_end|>": 4, "<|end|>": 5, "<|return|>": 6, "<|eot_id|>": 7}
+    tokens = [{"id": token_id, "content": content} for content, token_id in added.items()]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": tokens}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    assert FolderCheckpoint(folder).config.eos_token_ids == ends
+
+
 def test_generation_config_has_sampling_defaults(tmp_path: Path) -> None:
     values = {"temperature": 0.6, "top_k": 20, "min_p": None, "max_new_tokens": 64, "do_sample": True, "num_beams": 1}
     expected = {"temperature": 0.6, "top_k": 20, "max_tokens": 64}
     assert parse(tmp_path, OLD, values).sampling_defaults == expected
+    floats = parse(tmp_path, OLD, values | {"top_k": 20.0, "max_new_tokens": 64.0}).sampling_defaults
+    assert floats == expected
+    assert all(type(floats[name]) is int for name in ("top_k", "max_tokens"))
     assert parse(tmp_path, OLD, {}).sampling_defaults == {}
     assert parse(tmp_path, OLD, {"temperature": "hot"}).sampling_defaults == {"temperature": "hot"}  # not used, no harm
 
@@ -260,6 +290,66 @@ def test_an_output_matrix_beside_tied_embeddings_is_left_out(folder: Path) -> No
     assert "lm_head.weight" not in FolderCheckpoint(folder).tensors
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+        ["model-00001-of-00001.safetensors"],
+        ["weights.safetensors"],
+        ["pytorch_model-1-of-2.safetensors", "pytorch_model-2-of-2.safetensors"],
+        ["model-00001-of-00001.safetensors", "adapter_model.safetensors", "consolidated.safetensors"],
+    ],
+)
+def test_weights_without_an_index_are_found_by_their_names(folder: Path, names: list[str]) -> None:
+    (folder / "model.safetensors").unlink()
+    stored = sorted(TENSORS)
+    own = [name for name in names if not name.startswith(("adapter", "consolidated"))]
+    for i, name in enumerate(own):
+        save_file({key: TENSORS[key] for key in stored[i :: len(own)]}, folder / name)
+    for name in set(names) - set(own):
+        save_file({"other": np.ones(2, np.float32)}, folder / name)
+    checkpoint = open_checkpoint(str(folder))
+    assert set(checkpoint.tensors) == {name for name in TENSORS if "inv_freq" not in name}
+
+
+def test_an_index_of_another_name_is_found(sharded: Path) -> None:
+    (sharded / "model.safetensors.index.json").rename(sharded / "pytorch_model.safetensors.index.json")
+    assert set(FolderCheckpoint(sharded).tensors) == {name for name in TENSORS if "inv_freq" not in name}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"], "of 3 shards, 1 are missing: 2"),
+        (["model-00001-of-00002.safetensors", "model-00002-of-00003.safetensors"], "not the shards of one model"),
+        (["model-00001-of-999999999.safetensors"], "not the shards of one model"),
+        (["a.safetensors", "b.safetensors"], "several sets of weights.*a, b"),
+    ],
+)
+def test_shards_that_make_no_model_are_named(folder: Path, names: list[str], message: str) -> None:
+    for name in names:
+        (folder / name).write_bytes((folder / "model.safetensors").read_bytes())
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.rotary_emb.inv_freq",
+        "rotary_emb.inv_freq",
+        "model.rotary_emb_local.inv_freq",
+        "model.layers.1.self_attn.rotary_emb.cos_cached",
+        "model.layers.0.self_attn.masked_bias",
+        "embeddings.token_type_ids",
+    ],
+)
+def test_buffers_that_follow_from_the_configuration_are_left_out(folder: Path, name: str) -> None:
+    save_file(TENSORS | {name: np.ones(4, np.float32)}, folder / "model.safetensors")
+    assert set(FolderCheckpoint(folder).tensors) == {name for name in TENSORS if "inv_freq" not in name}
+
+
 def test_a_missing_shard_is_named(sharded: Path) -> None:
     (sharded / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors is missing"):
@@ -274,7 +364,17 @@ def test_a_tensor_that_its_shard_lacks_is_named(sharded: Path) -> None:
         FolderCheckpoint(sharded)
 
 
-def test_a_tensor_in_two_shards_is_named(sharded: Path) -> None:
+def test_the_index_decides_which_of_two_shards_holds_a_tensor(sharded: Path) -> None:
+    weight_map = json.loads((sharded / "model.safetensors.index.json").read_text())["weight_map"]
+    save_file(TENSORS, sharded / "model-00002-of-00002.safetensors")
+    checkpoint = FolderCheckpoint(sharded)
+    assert {name: info.path.name for name, info in checkpoint.tensors.items()} == {
+        name: shard for name, shard in weight_map.items() if "inv_freq" not in name
+    }
+
+
+def test_a_tensor_in_two_shards_is_named_where_no_index_decides(sharded: Path) -> None:
+    (sharded / "model.safetensors.index.json").unlink()
     save_file(TENSORS, sharded / "model-00002-of-00002.safetensors")
     with pytest.raises(CheckpointError, match=r"'lm_head\.weight' is also in model-00001"):
         FolderCheckpoint(sharded)

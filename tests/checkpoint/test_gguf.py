@@ -11,7 +11,18 @@ import pytest
 from octavo.checkpoint.gguf import GGUFCheckpoint
 from octavo.checkpoint.gguf_format import GGML_TYPES, GGUFFile
 from octavo.errors import CheckpointError, UnknownArchitectureError
-from tests.checkpoint.gguf_files import HEADS, HIDDEN, KV_HEADS, LAYERS, TOKENS, VOCAB, tiny_tensors, write_gguf
+from octavo.text.tokenizer import load_tokenizer
+from tests.checkpoint.gguf_files import (
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    TOKEN_TYPES,
+    TOKENS,
+    VOCAB,
+    tiny_tensors,
+    write_gguf,
+)
 
 
 def assert_equals_reference(path: Path) -> None:
@@ -184,6 +195,39 @@ def test_sampling_defaults_come_from_the_general_keys(tmp_path: Path) -> None:
     keys = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.mirostat": 1}
     config = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", keys=keys)).config
     assert config.sampling_defaults == {"temperature": 0.6, "top_k": 20}
+
+
+def test_a_named_token_of_minus_1_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {f"tokenizer.ggml.{name}_token_id": -1 for name in ("eot", "eom", "bos", "padding")}
+    assert GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", keys=keys)).config.eos_token_ids == (2, 10)
+    assert "eot_token_id is -1, which is no token" in caplog.text
+
+
+def test_the_end_of_turn_that_the_template_writes_ends_a_turn_whatever_its_type(tmp_path: Path) -> None:
+    chatml = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' }}{% endfor %}"
+    keys = {
+        "tokenizer.ggml.token_type": [*TOKEN_TYPES[:9], 1, 1, 1],
+        "tokenizer.chat_template": chatml,
+        "tokenizer.ggml.merges": ["a b"],
+    }
+    checkpoint = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", keys=keys))
+    assert checkpoint.config.eos_token_ids == (2, 10)
+    assert checkpoint.vocabulary is not None
+    tokenizer = load_tokenizer(checkpoint.path, checkpoint.vocabulary)
+    assert tokenizer.encode("<|im_start|>ab<|im_end|>", add_special_tokens=False) == [9, 5, 10]
+    assert tokenizer.is_special(10)
+
+
+def test_named_chat_templates_are_read(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"tokenizer.chat_templates": ["rag", "tool_use"], "tokenizer.ggml.merges": ["a b"]}
+    keys |= {f"tokenizer.chat_template.{name}": f"{name}!" for name in ("rag", "tool_use")}
+    vocabulary = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", keys=keys)).vocabulary
+    assert vocabulary is not None
+    assert load_tokenizer(tmp_path, vocabulary).chat_templates == {
+        "default": "{{ messages[0]['content'] }}",
+        "rag": "rag!",
+        "tool_use": "tool_use!",
+    }
 
 
 def test_end_of_turn_tokens_are_the_named_ones_and_known_control_tokens(tmp_path: Path) -> None:

@@ -192,6 +192,9 @@ def test_ids_without_a_token_are_no_text(tmp_path: Path) -> None:
     [
         ({"chat_template": "inline"}, {}, "inline"),
         ({"chat_template": [{"name": "rag", "template": "x"}, {"name": "default", "template": "named"}]}, {}, "named"),
+        ({"chat_template": {"rag": "x", "default": "named"}}, {}, "named"),
+        ({"chat_template": {"chatml": "only"}}, {}, "only"),
+        ({"chat_template": {"rag": "x", "tools": "y"}}, {}, None),
         ({"chat_template": "inline"}, {"chat_template": "{{ file }}"}, "{{ file }}"),
         ({}, {"chat_template": {"chat_template": "json"}}, "json"),
         ({}, {}, None),
