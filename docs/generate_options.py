@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli.retired import RETIRED, Retired
-from octavo.config import EngineConfig, ServerConfig
+from octavo.options import EngineConfig
+from octavo.server.options import ServerConfig
 
 PAGE = Path(__file__).with_name("options.md")
 HEAD = """\

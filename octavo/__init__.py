@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from octavo.config import EngineConfig, ServerConfig
     from octavo.errors import (
         CheckpointError,
         ConfigError,
@@ -18,7 +17,9 @@ if TYPE_CHECKING:
         UnknownArchitectureError,
     )
     from octavo.llm import LLM, BeamSearchOutput, EmbeddingOutput, RequestOutput
+    from octavo.options import EngineConfig
     from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputs
+    from octavo.server.options import ServerConfig
 
 __version__ = "0.1.0"
 
@@ -50,8 +51,8 @@ _MODULES = {
     "BeamSearchOutput": "octavo.llm",
     "EmbeddingOutput": "octavo.llm",
     "RequestOutput": "octavo.llm",
-    "EngineConfig": "octavo.config",
-    "ServerConfig": "octavo.config",
+    "EngineConfig": "octavo.options",
+    "ServerConfig": "octavo.server.options",
     "BeamSearchParams": "octavo.sampling_params",
     "SamplingParams": "octavo.sampling_params",
     "StructuredOutputs": "octavo.sampling_params",

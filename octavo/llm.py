@@ -18,11 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from octavo.api.choice import Choice
 from octavo.api.embedding import check_dimensions, cut_off, pooling_of, vector_of
 from octavo.checkpoint.model_config import PoolingConfig
-from octavo.config import EngineConfig
 from octavo.core.step import RequestDelta, TokenLogprobs
 from octavo.engine.startup import StartProgress, build_engine
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.ipc.messages import AddPooling, AddRequest
+from octavo.options import EngineConfig
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.text.text_side import load_text_side
 
@@ -158,7 +158,7 @@ class LLM:
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """What prompts get without `sampling_params`: the model's own recommendation (--generation-config)."""
-        return SamplingParams(**(self.info.sampling_defaults | changes))
+        return SamplingParams(**{**self.info.config.runtime.sampling_defaults, **changes})
 
     def generate(
         self,
@@ -256,7 +256,7 @@ class LLM:
         """
         pooling = pooling_of(self.info)
         check_dimensions(dimensions, self.info)
-        most = cut_off(truncate_prompt_tokens, self.info.max_model_len)
+        most = cut_off(truncate_prompt_tokens, self.info.limits.max_model_len)
         outputs = [EmbeddingOutput(*self._encode(prompt, most)) for prompt in _as_prompts(prompts)]
         for output in outputs:
             self.engine.limits.check_input(output.prompt_token_ids)

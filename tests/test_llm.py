@@ -212,6 +212,6 @@ def test_a_nan_fails_its_own_request_only(eager_llm: LLM, tmp_path: Path) -> Non
 def test_one_request_may_use_the_whole_pool_however_many_could_run(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "llama")
     llm = LLM(str(folder), use_tqdm=False, max_num_seqs=64, kv_cache_memory_bytes=512 * 3 * 2 * 2 * 16 * 4)
-    assert llm.info.num_blocks == 512 // 16
+    assert llm.info.config.scheduler.num_blocks == 512 // 16
     (output,) = llm.generate([7] * 480, SamplingParams(max_tokens=32, ignore_eos=True), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 32

@@ -13,9 +13,10 @@ __all__ = ["check_dimensions", "cut_off", "pooling_of", "vector_of"]
 
 def pooling_of(info: EngineInfo) -> PoolingConfig:
     """Raises InvalidRequestError for an engine that generates."""
-    if info.pooling is None:
+    pooling = info.config.runtime.pooling
+    if pooling is None:
         raise InvalidRequestError("This model generates text. It embeds when it is served with --runner pooling.")
-    return info.pooling
+    return pooling
 
 
 def check_dimensions(dimensions: int | None, info: EngineInfo) -> None:

@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from octavo.config import EngineConfig
 from octavo.ipc.pulse import Pulse
+from octavo.options import EngineConfig
 
 __all__ = ["ENGINE_COMMAND", "EngineProcess", "Launch", "read_launch"]
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from octavo.cli.arguments import Parser, add_config_options, add_model_option, config_values, model_argument
 from octavo.cli.retired import add_retired_options
-from octavo.config import EngineConfig
 from octavo.errors import OctavoError
+from octavo.options import EngineConfig
 
 __all__ = ["configure"]
 

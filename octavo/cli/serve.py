@@ -4,8 +4,9 @@ import argparse
 
 from octavo.cli.arguments import Parser, add_config_options, add_model_option, config_values, model_argument
 from octavo.cli.retired import add_retired_options
-from octavo.config import EngineConfig, ServerConfig
 from octavo.errors import ConfigError
+from octavo.options import EngineConfig
+from octavo.server.options import ServerConfig
 
 __all__ = ["configure"]
 

@@ -20,7 +20,6 @@ import msgspec
 import zmq
 
 from octavo.api.engine_process import read_launch
-from octavo.config import EngineConfig
 from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import RequestDelta
 from octavo.errors import InvalidRequestError, OctavoError
@@ -38,6 +37,7 @@ from octavo.ipc.messages import (
 )
 from octavo.ipc.pulse import Pulse, start_beating
 from octavo.ipc.sockets import has_message
+from octavo.options import EngineConfig
 
 __all__ = ["BuildEngine", "Channel", "Engine", "EngineLoop", "SocketChannel", "main"]
 

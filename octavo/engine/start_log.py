@@ -2,11 +2,12 @@
 
 import sys
 
-from octavo.config import EngineConfig, ResolvedConfig
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.memory_roof import MemoryRoof
 from octavo.engine.startup import StartProgress, build_engine
 from octavo.ipc.messages import EngineInfo
+from octavo.options import EngineConfig
+from octavo.resolve import ResolvedConfig
 
 __all__ = ["StartLog", "build_logged_engine"]
 

@@ -5,18 +5,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
+from msgspec import structs
 
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.checkpoint.open import open_checkpoint
-from octavo.config import EngineConfig, Facts, ResolvedConfig, resolve, resolve_quantization
 from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler
-from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import NewRequest, ScheduledRequest, SchedulerOutput
 from octavo.devices.provider import ProviderName, progress_counter, resolve_ops
 from octavo.engine.executor import InlineExecutor, Runner, ThreadExecutor
@@ -28,6 +28,9 @@ from octavo.kernels.ops import Ops
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.weights import WeightFormat, packed_bytes, quantized_form
 from octavo.models.loader import CausalLM, Encoder, load_encoder, load_model, multiplied_weights
+from octavo.options import EngineConfig
+from octavo.plan.facts import Facts
+from octavo.resolve import ResolvedConfig, resolve, resolve_quantization
 from octavo.runner.device import (
     available_cpus,
     free_disk_bytes,
@@ -103,10 +106,11 @@ def build_engine(config: EngineConfig, progress: StartProgress | None = None) ->
         roof = _measure_roof(model, resolved, checkpoint.config)
     if roof is not None:
         progress.roof_measured(roof)
-    engine = _assemble(resolved, checkpoint, runner, grammars, roof)
+    info = _describe(resolved, checkpoint.config)
+    engine = _assemble(info, runner, grammars, roof)
     with stages.stage("warm up"):
         _warm_up(runner, resolved)
-    return engine, _describe(resolved, checkpoint, stages.seconds)
+    return engine, structs.replace(info, start_seconds=stages.seconds)
 
 
 def _gather_facts(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Ops, Facts]:
@@ -148,9 +152,10 @@ def _load_model(checkpoint: Checkpoint, ops: Ops, config: ResolvedConfig, progre
         done_bytes += num_bytes
         progress.weights_read(done_bytes, total_bytes)
 
-    load = load_model if config.pooling is None else load_encoder
-    weight_format = WeightFormat(getattr(torch, config.dtype), config.quantization, config.int8_activations)
-    return load(checkpoint, ops, weight_format, config.max_model_len, on_bytes)
+    load = load_model if config.runtime.pooling is None else load_encoder
+    weights = config.weights
+    weight_format = WeightFormat(getattr(torch, weights.dtype), weights.quantization, weights.int8_activations)
+    return load(checkpoint, ops, weight_format, config.runtime.max_model_len, on_bytes)
 
 
 def _make_runner(model: Encoder, ops: Ops, config: ResolvedConfig, model_config: ModelConfig) -> Runner:
@@ -158,62 +163,37 @@ def _make_runner(model: Encoder, ops: Ops, config: ResolvedConfig, model_config:
     if model_config.is_encoder:
         return EncoderRunner(model, ops, config, device)
     decoder = cast(CausalLM, model)
-    if config.pooling is None:
+    if config.runtime.pooling is None:
         return ModelRunner(decoder, ops, config, model_config, device)
     return DecoderPoolingRunner(decoder, ops, config, model_config, device)
 
 
 def _measure_roof(model: Encoder, config: ResolvedConfig, model_config: ModelConfig) -> MemoryRoof | None:
     """The weights themselves are read: from where they are, in memory or, of a small model, in a cache."""
-    if config.pooling is not None:
+    if config.runtime.pooling is not None:
         return None
     matrices = [weight.data for weight in multiplied_weights(model)]
-    bytes_per_s = measure_read_bytes_per_s(config.provider, matrices)
+    bytes_per_s = measure_read_bytes_per_s(config.runtime.provider, matrices)
     if bytes_per_s is None:
         return None
-    kv_bytes = kv_token_bytes(model_config.kv_groups, config.block_bytes // config.block_size)
+    kv_bytes = kv_token_bytes(model_config.kv_groups, config.scheduler.block_bytes // config.scheduler.block_size)
     return MemoryRoof(bytes_per_s, sum(matrix.nbytes for matrix in matrices), kv_bytes)
 
 
-def _assemble(
-    config: ResolvedConfig, checkpoint: Checkpoint, runner: Runner, grammars: Grammars, roof: MemoryRoof | None
-) -> LLMEngine:
-    scheduler = Scheduler(
-        SchedulerConfig(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            group_windows=config.group_windows,
-            enable_prefix_caching=config.enable_prefix_caching,
-            kv_eviction_policy=config.kv_eviction_policy,
-            scheduling_policy=config.scheduling_policy,
-            admission_policy=config.admission_policy,
-            seed=config.seed,
-            num_swap_blocks=config.num_swap_blocks,
-            preemption_mode=config.preemption_mode,
-            block_bytes=config.block_bytes,
-            prefill_tokens_per_s=config.prefill_tokens_per_s,
-            copy_bytes_per_s=_copy_rate(runner),
-        )
-    )
-    limits = RequestLimits(
-        vocab_size=checkpoint.config.vocab_size,
-        max_model_len=config.max_model_len,
-        kv_capacity_tokens=config.kv_capacity_tokens,
-    )
-    steps = config.max_steps_in_flight
+def _assemble(info: EngineInfo, runner: Runner, grammars: Grammars, roof: MemoryRoof | None) -> LLMEngine:
+    config = info.config
+    scheduler = Scheduler(replace(config.scheduler, copy_bytes_per_s=_copy_rate(runner)))
+    steps = config.runtime.max_steps_in_flight
     executor = InlineExecutor(runner) if steps == 1 else ThreadExecutor(runner)
-    eos_token_ids = frozenset(checkpoint.config.eos_token_ids)
     return LLMEngine(
         scheduler,
         executor,
-        limits,
-        eos_token_ids,
+        info.limits,
+        frozenset(info.eos_token_ids),
         max_steps_in_flight=steps,
-        seed=config.seed,
-        is_pooling=config.pooling is not None,
-        progress=progress_counter(config.provider),
+        seed=config.scheduler.seed,
+        is_pooling=config.runtime.pooling is not None,
+        progress=progress_counter(config.runtime.provider),
         grammars=grammars,
         roof=roof,
     )
@@ -227,30 +207,24 @@ def _copy_rate(runner: Runner) -> float:
 
 def _warm_up(runner: Runner, config: ResolvedConfig) -> None:
     """Compute a step that is nobody's, so that the first request does not pay for first touches."""
-    prompt = [0] * min(config.block_size, config.max_num_batched_tokens, config.max_model_len)
+    limits = config.scheduler
+    prompt = [0] * min(limits.block_size, limits.max_num_batched_tokens, config.runtime.max_model_len)
     request = NewRequest(-1, prompt, SamplingParams(temperature=0.0), seed=0)
-    entry = ScheduledRequest(-1, 0, len(prompt), 1, tuple([0] for _ in config.group_windows))
+    entry = ScheduledRequest(-1, 0, len(prompt), 1, tuple([0] for _ in limits.group_windows))
     runner.begin(SchedulerOutput(-1, [entry], new_requests=[request]))
     runner.forget([-1])
 
 
-def _describe(config: ResolvedConfig, checkpoint: Checkpoint, start_seconds: dict[str, float]) -> EngineInfo:
+def _describe(config: ResolvedConfig, model: ModelConfig) -> EngineInfo:
+    limits = RequestLimits(
+        vocab_size=model.vocab_size,
+        max_model_len=config.runtime.max_model_len,
+        kv_capacity_tokens=config.scheduler.kv_capacity_tokens,
+    )
     return EngineInfo(
-        vocab_size=checkpoint.config.vocab_size,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        kv_capacity_tokens=config.kv_capacity_tokens,
-        num_swap_blocks=config.num_swap_blocks,
-        dtype=config.dtype,
-        kv_cache_dtype=config.kv_cache_dtype,
-        provider=config.provider,
-        num_threads=config.num_threads,
-        eos_token_ids=list(checkpoint.config.eos_token_ids),
-        sampling_defaults=dict(config.sampling_defaults),
-        pooling=config.pooling,
-        embedding_size=checkpoint.config.hidden_size,
-        start_seconds=start_seconds,
+        limits=limits,
+        eos_token_ids=list(model.eos_token_ids),
+        embedding_size=model.hidden_size,
+        config=config,
+        start_seconds={},
     )

@@ -5,9 +5,10 @@ Plain data; the field types are those of `core/step.py` and `sampling_params.py`
 
 import msgspec
 
-from octavo.checkpoint.model_config import PoolingConfig
+from octavo.core.request import RequestLimits
 from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import RequestDelta
+from octavo.resolve import ResolvedConfig
 from octavo.sampling_params import SamplingParams
 
 __all__ = [
@@ -56,29 +57,13 @@ class FinishRequest(msgspec.Struct, tag="finish", frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API process needs to know of the model and the pool."""
+    """What the API process needs to know of the model and of the engine."""
 
-    vocab_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    num_blocks: int
-    kv_capacity_tokens: int
-    """Tokens that one request can have computed at once: in pool and tier or, in an encoder without these, in a
-    step."""
-    dtype: str
-    kv_cache_dtype: str
-    provider: str
-    num_threads: int
+    limits: RequestLimits
     eos_token_ids: list[int]
-    num_swap_blocks: int = 0
-    """Blocks of the second tier."""
-    sampling_defaults: dict[str, int | float] = {}
-    """The model's, for requests that set no others."""
-    pooling: PoolingConfig | None = None
-    """How texts become embeddings; None in an engine that generates."""
     embedding_size: int = 0
+    """Numbers in an embedding, before it is cut."""
+    config: ResolvedConfig
     start_seconds: dict[str, float]
     """Seconds each stage of the start took, in order."""
 

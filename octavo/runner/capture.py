@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo.config import ResolvedConfig
 from octavo.kernels.ops import Ops
 from octavo.kernels.step_inputs import StepArrays, StepInputs
 from octavo.layers.context import StepContext
 from octavo.models.loader import CausalLM, Encoder
+from octavo.resolve import ResolvedConfig
 from octavo.runner.logprobs import BLOCK
 from octavo.runner.sampler import Draw
 
@@ -54,8 +54,10 @@ def make_forward(
     arrays: StepArrays,
 ) -> Forward:
     """Replayed where ops can be recorded and --enforce-eager does not forbid it. `arrays` hold every step's inputs."""
-    eager = EagerForward(model, ops, getattr(torch, config.dtype), kv_caches, device, samples=config.pooling is None)
-    if config.enforce_eager or config.provider != "cpu":
+    eager = EagerForward(
+        model, ops, getattr(torch, config.weights.dtype), kv_caches, device, samples=config.runtime.pooling is None
+    )
+    if config.runtime.enforce_eager or config.runtime.provider != "cpu":
         return eager
     return ReplayedForward(eager, arrays)
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig
-from octavo.config import ResolvedConfig
 from octavo.kernels.ops import Ops
+from octavo.resolve import ResolvedConfig
 from octavo.runner.tier_file import TierFile, TierLayout
 
 __all__ = ["allocate_kv_caches", "copy_blocks", "make_tier_file", "zeros_on_demand"]
@@ -25,13 +25,13 @@ KV_DTYPES = {
 
 def make_tier_file(ops: Ops, model: ModelConfig, config: ResolvedConfig) -> TierFile | None:
     """The tier that the configuration asks for, in a file."""
-    if not config.num_swap_blocks:
+    if not config.scheduler.num_swap_blocks:
         return None
-    dtype = KV_DTYPES[config.kv_cache_dtype]
-    shape = ops.kv_cache_shape(1, config.block_size, model.num_key_value_heads, model.head_dim, dtype)
+    dtype = KV_DTYPES[config.kv.dtype]
+    shape = ops.kv_cache_shape(1, config.scheduler.block_size, model.num_key_value_heads, model.head_dim, dtype)
     sizes = (int(np.prod(shape)) * dtype.itemsize,) * (max(_places(model).values()) + 1)
-    layout = TierLayout(config.num_swap_blocks, config.block_size, config.kv_cache_dtype, sizes)
-    return TierFile(config.kv_cache_dir, layout, config.num_blocks)
+    layout = TierLayout(config.scheduler.num_swap_blocks, config.scheduler.block_size, config.kv.dtype, sizes)
+    return TierFile(config.kv.folder, layout, config.scheduler.num_blocks)
 
 
 def allocate_kv_caches(

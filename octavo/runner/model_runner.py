@@ -12,12 +12,12 @@ import torch
 from msgspec import Struct
 
 from octavo.checkpoint.model_config import ModelConfig
-from octavo.config import ResolvedConfig
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs, TokenMasks
 from octavo.kernels.ops import Ops
 from octavo.kernels.sampling import NOT_FINITE
 from octavo.kernels.step_inputs import StepArrays, StepInputs
 from octavo.models.loader import CausalLM
+from octavo.resolve import ResolvedConfig
 from octavo.runner.capture import make_forward
 from octavo.runner.input_batch import InputBatch
 from octavo.runner.kv_cache import allocate_kv_caches, copy_blocks, make_tier_file
@@ -52,17 +52,18 @@ class ModelRunner:
         model_config: ModelConfig,
         device: torch.device,
     ) -> None:
-        self.num_blocks = config.num_blocks
+        limits = config.scheduler
+        self.num_blocks = limits.num_blocks
         self.tier = make_tier_file(ops, model_config, config)
         self.kv_caches = allocate_kv_caches(
-            ops, model_config, config.num_blocks, config.block_size, config.kv_cache_dtype, device, self.tier
+            ops, model_config, limits.num_blocks, limits.block_size, config.kv.dtype, device, self.tier
         )
-        max_blocks = -(-config.max_model_len // config.block_size) + 1
+        max_blocks = -(-config.runtime.max_model_len // limits.block_size) + 1
         arrays = StepArrays.make(
-            config.max_num_batched_tokens, config.max_num_seqs, len(config.group_windows), max_blocks
+            limits.max_num_batched_tokens, limits.max_num_seqs, len(limits.group_windows), max_blocks
         )
         self.forward = make_forward(model, ops, config, self.kv_caches, device, arrays)
-        self.batch = InputBatch(ops, arrays, config.max_model_len, config.block_size)
+        self.batch = InputBatch(ops, arrays, config.runtime.max_model_len, limits.block_size)
         self.sampler = Sampler(model_config.vocab_size, ops, arrays.draws)
         self.prompt_logprobs = PromptLogprobs()
         self._constrained: set[int] = set()

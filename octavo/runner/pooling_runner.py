@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig
-from octavo.config import ResolvedConfig
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from octavo.kernels.ops import Ops
 from octavo.kernels.step_inputs import StepArrays, StepInputs
 from octavo.layers.pooling import Pooling
 from octavo.models.loader import CausalLM, Encoder
+from octavo.resolve import ResolvedConfig
 from octavo.runner.capture import make_forward
 from octavo.runner.model_runner import ModelRunner
 
@@ -28,12 +28,14 @@ class EncoderRunner:
     """Keeps nothing between steps: every request of a step is new in it, and whole."""
 
     def __init__(self, model: Encoder, ops: Ops, config: ResolvedConfig, device: torch.device) -> None:
-        assert config.pooling is not None
+        assert config.runtime.pooling is not None
         self.ops = ops
         self.device = device
-        self.arrays = StepArrays.make(config.max_num_batched_tokens, config.max_num_seqs, num_groups=0, num_blocks=0)
+        self.arrays = StepArrays.make(
+            config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs, num_groups=0, num_blocks=0
+        )
         self.forward = make_forward(model, ops, config, [], device, self.arrays)
-        self.pooling = Pooling(config.pooling)
+        self.pooling = Pooling(config.runtime.pooling)
 
     @torch.inference_mode()
     def begin(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -58,11 +60,11 @@ class DecoderPoolingRunner(ModelRunner):
         self, model: CausalLM, ops: Ops, config: ResolvedConfig, model_config: ModelConfig, device: torch.device
     ) -> None:
         super().__init__(model, ops, config, model_config, device)
-        assert config.pooling is not None
-        assert config.pooling.mode == "last"
+        assert config.runtime.pooling is not None
+        assert config.runtime.pooling.mode == "last"
         self.ops = ops
         self.device = device
-        self.pooling = Pooling(config.pooling)
+        self.pooling = Pooling(config.runtime.pooling)
 
     @torch.inference_mode()
     def begin(self, step: SchedulerOutput) -> ModelRunnerOutput:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from octavo.config import EngineConfig
 from octavo.errors import InvalidRequestError
+from octavo.options import EngineConfig
 from octavo.sampling_params import StructuredOutputs
 
 if TYPE_CHECKING:

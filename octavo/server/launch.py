@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 
 from octavo.api.engine_process import ENGINE_COMMAND, EngineProcess
-from octavo.config import EngineConfig, ServerConfig
+from octavo.options import EngineConfig
+from octavo.server.options import ServerConfig
 
 __all__ = ["serve", "url_of"]
 

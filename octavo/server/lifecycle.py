@@ -23,8 +23,8 @@ from octavo.api.admission import Admission
 from octavo.api.engine_client import EngineClient
 from octavo.api.engine_process import EngineProcess
 from octavo.api.metrics import EngineMetrics
-from octavo.config import EngineConfig, ServerConfig
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
+from octavo.options import EngineConfig
 from octavo.server.app import create_app
 from octavo.server.grammar_check import GrammarChecker
 from octavo.server.http.access_log import open_log
@@ -32,6 +32,7 @@ from octavo.server.http.connection import ConnectionLimits, connections_within
 from octavo.server.http.edge import with_edge
 from octavo.server.launch import url_of
 from octavo.server.limits import Limits
+from octavo.server.options import ServerConfig
 from octavo.server.prompts import PromptMaker
 from octavo.server.served_model import ServedModel
 from octavo.server.service import Phase, Service
@@ -156,7 +157,7 @@ class _Server:
             prompts=PromptMaker(text, self._config.trust_request_chat_template),
             limits=Limits(info, self._config.max_request_choices),
             is_strict=self._config.strict,
-            grammars=GrammarChecker(self._engine_config, info.vocab_size, info.eos_token_ids),
+            grammars=GrammarChecker(self._engine_config, info.limits.vocab_size, info.eos_token_ids),
             tool_format=find_tool_format(self._config.tool_call_parser, text.chat_template.source),
             reasoning_format=find_reasoning_format(self._config.reasoning_parser, text.chat_template.source),
         )
@@ -201,12 +202,13 @@ class _Server:
         url = url_of(self._listener, self._config)
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in engine_seconds.items())
         info, ready_s = model.info, time.perf_counter() - self._started_at
-        cache = f"{info.kv_cache_dtype} KV in {info.num_blocks} blocks of {info.block_size} tokens; "
+        pool, runtime = info.config.scheduler, info.config.runtime
+        cache = f"{info.config.kv.dtype} KV in {pool.num_blocks} blocks of {pool.block_size} tokens; "
         print(
             f"octavo {__version__} serves {model.name} on {url}, ready in {ready_s:.2f} s\n"
             f"  engine: {stages}; beside it: tokenizer {tokenizer_s:.2f} s\n"
-            f"  {info.dtype}; {cache if info.num_blocks else ''}context {info.max_model_len}; "
-            f"{info.provider} kernels on {info.num_threads} threads\n"
+            f"  {info.config.weights.dtype}; {cache if pool.num_blocks else ''}context {runtime.max_model_len}; "
+            f"{runtime.provider} kernels on {runtime.num_threads} threads\n"
             f"{_forms(model)}"
             f"Try: {_curl(url, model)}",
             flush=True,
@@ -225,7 +227,7 @@ def _forms(model: ServedModel) -> str:
 
 def _curl(url: str, model: ServedModel) -> str:
     path, body = "completions", dict[str, object](prompt="The sky is blue because", max_tokens=64)
-    if model.info.pooling is not None:
+    if model.info.config.runtime.pooling is not None:
         path, body = "embeddings", {"input": "Why is the sky blue?"}
     elif model.prompts.text.has_chat_template:
         messages = [{"role": "user", "content": "Why is the sky blue?"}]

@@ -41,7 +41,7 @@ class ServedModel:
 
     def check_generates(self) -> None:
         """Raises InvalidRequestError for a model that only embeds."""
-        if self.info.pooling is not None:
+        if self.info.config.runtime.pooling is not None:
             raise InvalidRequestError(
                 f"{self.name!r} embeds texts, it does not generate (--runner pooling). Send them to /v1/embeddings.",
                 param="model",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.checkpoint.open import open_checkpoint
-from octavo.config import EngineConfig
+from octavo.options import EngineConfig
 from octavo.text.chat_template import ChatTemplate, load_chat_template
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 

@@ -9,8 +9,9 @@ from octavo.cli import serve
 from octavo.cli.arguments import Parser, count, dashed, parse
 from octavo.cli.main import build_parser, main
 from octavo.cli.retired import RETIRED
-from octavo.config import EngineConfig, ServerConfig
 from octavo.errors import ConfigError
+from octavo.options import EngineConfig
+from octavo.server.options import ServerConfig
 from tests.cli.conftest import Fails
 
 SERVE_OPTIONS = """

@@ -12,12 +12,12 @@ from octavo.api.admission import Admission
 from octavo.api.engine_client import EngineClient
 from octavo.api.engine_process import EngineProcess
 from octavo.api.metrics import IDLE, EngineMetrics
-from octavo.config import EngineConfig
 from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import RequestDelta
 from octavo.engine.loop import MAX_UNREAD_RESULTS, STATS_S, EngineLoop, SocketChannel
 from octavo.errors import EngineDeadError, InvalidRequestError
 from octavo.ipc.messages import AbortRequests, AddRequest, FinishRequest, FromEngine, StepResult, ToEngine
+from octavo.options import EngineConfig
 from octavo.sampling_params import SamplingParams
 from tests.server.running import make_tokenizer_folder
 from tests.server.scripted_engine import END, SAY, SLOW
@@ -173,7 +173,7 @@ async def test_a_client_follows_ends_and_loses_its_requests(tmp_path: Path) -> N
     process = EngineProcess(EngineConfig(model=folder), ENGINE_COMMAND)
     client = EngineClient(process, EngineMetrics("scripted"), Admission(1000, 1_000_000))
     try:
-        assert (await client.wait_ready()).vocab_size == 300
+        assert (await client.wait_ready()).limits.vocab_size == 300
 
         with client.generate([[SAY, 20, 21], [SAY, 30]], SamplingParams(n=2, max_tokens=9)) as generation:
             tokens: dict[int, list[int]] = {}

@@ -84,6 +84,6 @@ def test_beams_do_not_depend_on_company_nor_on_a_short_pool(tmp_path: Path) -> N
     assert results(roomy, prompts, 4) == alone
     num_bytes = 9 * 16 * 3 * 2 * 2 * 16 * 4  # of nine blocks: a search alone needs up to sixteen
     tight = LLM(folder, max_num_seqs=8, max_model_len=128, kv_cache_memory_bytes=num_bytes, use_tqdm=False)
-    assert tight.info.num_blocks == 9
+    assert tight.info.config.scheduler.num_blocks == 9
     assert results(tight, prompts, 4) == alone
     assert tight.engine.stats().num_preemptions

@@ -39,7 +39,7 @@ def load(model: str, num_blocks: int, block_bytes: int, **options: Any) -> LLM:
         admission_policy="greedy",
         **options,
     )
-    assert llm.info.num_blocks == num_blocks
+    assert llm.info.config.scheduler.num_blocks == num_blocks
     return llm
 
 
@@ -156,8 +156,10 @@ def test_a_tier_that_can_not_work_is_refused_at_the_start(folder: Path, options:
 
 
 def test_of_two_sizes_of_the_tier_the_smaller_wins(folder: Path) -> None:
-    assert load_tiny(folder, 8, num_swap_blocks=10, swap_space=1.0).info.num_swap_blocks == 10
-    assert load_tiny(folder, 8, num_swap_blocks=10, swap_space=6144 * 7 / 2**30).info.num_swap_blocks == 7
+    assert load_tiny(folder, 8, num_swap_blocks=10, swap_space=1.0).info.config.scheduler.num_swap_blocks == 10
+    assert (
+        load_tiny(folder, 8, num_swap_blocks=10, swap_space=6144 * 7 / 2**30).info.config.scheduler.num_swap_blocks == 7
+    )
 
 
 def test_smollm2_under_pressure_gives_the_same_bits() -> None:

@@ -84,7 +84,7 @@ def test_a_cached_prompt_is_computed_all_the_same(folder: Path, expected: tuple[
 def test_preemption_while_the_prompt_is_read_repeats_and_loses_none(folder: Path, expected: tuple[Any, ...]) -> None:
     block_bytes = 16 * 3 * 2 * 2 * 16 * 4
     llm = load(folder, max_num_batched_tokens=8, kv_cache_memory_bytes=14 * block_bytes, admission_policy="greedy")
-    assert llm.info.num_blocks == 14
+    assert llm.info.config.scheduler.num_blocks == 14
     # The first request's sixth block is taken from the second, of whose ten the last is half full.
     assert bits(llm, PROMPT[:60], PROMPT)[1] == expected
     assert llm.engine.stats().num_preemptions == 1

@@ -64,7 +64,7 @@ def test_preemption_changes_nothing(model: tuple[Path, str], alone: tuple[object
     llm = load(
         model, kv_cache_memory_bytes=num_blocks * BLOCK_BYTES, max_num_batched_tokens=16, admission_policy="greedy"
     )
-    assert llm.info.num_blocks == num_blocks
+    assert llm.info.config.scheduler.num_blocks == num_blocks
     others = [PROMPT[:60], PROMPT[9:80], PROMPT[:40], PROMPT[5:90], PROMPT[2:70]]
     assert bits(llm, *others[:3], PROMPT, *others[3:])[3] == alone
     assert llm.engine.stats().num_preemptions > 0

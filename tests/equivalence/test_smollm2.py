@@ -50,7 +50,7 @@ def test_tokens_and_logprobs_do_not_depend_on_chunks_cache_or_company(
 
 def test_tokens_and_logprobs_survive_preemption(expected: list[tuple[object, ...]]) -> None:
     llm = load(kv_cache_memory_bytes=24 * 16 * 23_040, admission_policy="greedy")  # 24 blocks for up to 20 x 4
-    assert llm.info.num_blocks == 24
+    assert llm.info.config.scheduler.num_blocks == 24
     assert generate(llm, GREEDY) == expected
     assert llm.engine.stats().num_preemptions > 0
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig
-from octavo.config import kv_bytes_per_token
 from octavo.devices.provider import resolve_ops
 from octavo.kernels.ops import Ops
+from octavo.plan.memory import kv_bytes_per_token
 from octavo.runner.kv_cache import allocate_kv_caches
 
 MODEL = ModelConfig(

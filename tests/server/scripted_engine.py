@@ -15,7 +15,6 @@ from itertools import chain, cycle, repeat
 from pathlib import Path
 
 from octavo.checkpoint.generation_config import resolve_sampling_defaults
-from octavo.config import EngineConfig
 from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_config import SchedulerConfig
@@ -24,6 +23,8 @@ from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.loop import main
 from octavo.errors import ConfigError
 from octavo.ipc.messages import EngineInfo
+from octavo.options import EngineConfig
+from octavo.resolve import KVConfig, ResolvedConfig, RuntimeConfig, WeightsConfig
 
 SPECIAL_TOKENS = ["<s>", "</s>", "<say>", "<slow>", "<fail>", "<nan>", "<hang>"]
 START, END, SAY, SLOW, FAIL, NAN, HANG = range(7)
@@ -125,37 +126,36 @@ def build(config: EngineConfig) -> tuple[LLMEngine, EngineInfo]:
         raise ConfigError("--max-model-len 9 is too much for this fake.")
     while start and not Path(start).exists():
         time.sleep(0.01)
-    info = EngineInfo(
-        vocab_size=300,
-        max_model_len=config.max_model_len or 512,
+    scheduler = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=256,
-        block_size=16,
         num_blocks=32 * config.max_num_seqs,
-        kv_capacity_tokens=512 * config.max_num_seqs,
-        dtype="float32",
-        kv_cache_dtype="float32",
+        block_size=16,
+        scheduling_policy="priority" if config.scheduling_policy == "priority" else "fcfs",
+    )
+    runtime = RuntimeConfig(
+        max_model_len=config.max_model_len or 512,
+        max_steps_in_flight=1,
         provider="script",
         num_threads=1,
-        eos_token_ids=[END],
+        enforce_eager=False,
+        pooling=None,
         sampling_defaults=resolve_sampling_defaults({}, "auto", config.override_generation_config),
+    )
+    weights = WeightsConfig(dtype="float32", quantization="none", int8_activations=False)
+    kv = KVConfig(dtype="float32", folder="")
+    info = EngineInfo(
+        limits=RequestLimits(
+            vocab_size=300, max_model_len=runtime.max_model_len, kv_capacity_tokens=scheduler.kv_capacity_tokens
+        ),
+        eos_token_ids=[END],
+        config=ResolvedConfig(weights=weights, kv=kv, scheduler=scheduler, runtime=runtime),
         start_seconds={"learn the script": 0.01},
     )
-    scheduler = Scheduler(
-        SchedulerConfig(
-            max_num_seqs=info.max_num_seqs,
-            max_num_batched_tokens=info.max_num_batched_tokens,
-            num_blocks=info.num_blocks,
-            block_size=info.block_size,
-            scheduling_policy="priority" if config.scheduling_policy == "priority" else "fcfs",
-        )
+    engine = LLMEngine(
+        Scheduler(scheduler), ScriptedExecutor(), info.limits, frozenset({END}), progress=lambda: num_ops
     )
-    limits = RequestLimits(
-        vocab_size=info.vocab_size,
-        max_model_len=info.max_model_len,
-        kv_capacity_tokens=info.kv_capacity_tokens,
-    )
-    return LLMEngine(scheduler, ScriptedExecutor(), limits, frozenset({END}), progress=lambda: num_ops), info
+    return engine, info
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from octavo.checkpoint.open import open_checkpoint
-from octavo.config import kv_bytes_per_token
 from octavo.layers.weights import packed_bytes
+from octavo.plan.memory import kv_bytes_per_token
 from tests.server.running import RunningServer
 from tests.smollm2 import gguf_path
 

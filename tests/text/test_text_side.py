@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.options import EngineConfig
 from octavo.text.text_side import load_text_side
 from tests.server.running import make_tokenizer_folder
 

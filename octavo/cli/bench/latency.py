@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from octavo.sampling_params import SamplingParams
 
     generator = random.Random(getattr(args, "seed", 0))
-    prompts = [generator.choices(range(llm.info.vocab_size), k=args.input_len) for _ in range(args.batch_size)]
+    prompts = [generator.choices(range(llm.info.limits.vocab_size), k=args.input_len) for _ in range(args.batch_size)]
     detokenize = not args.disable_detokenize
     params = SamplingParams(n=args.n, max_tokens=args.output_len, ignore_eos=True, detokenize=detokenize)
 

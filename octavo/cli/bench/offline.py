@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli.arguments import Parser, add_config_options, add_model_option, config_values, model_argument
 from octavo.cli.retired import add_retired_options
-from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.options import EngineConfig
 
 if TYPE_CHECKING:
     from octavo.llm import LLM

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from octavo.cli.arguments import Parser, config_values
 from octavo.cli.bench.offline import add_engine_options, required_model
-from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.options import EngineConfig
 
 if TYPE_CHECKING:
     from octavo.cli.bench.server_start import Start

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from octavo.cli.bench.report import write_json
     from octavo.sampling_params import SamplingParams
 
-    requests = random_requests(args, llm.info.vocab_size)
+    requests = random_requests(args, llm.info.limits.vocab_size)
     params = [
         SamplingParams(max_tokens=request.output_len, ignore_eos=True, detokenize=not args.disable_detokenize)
         for request in requests

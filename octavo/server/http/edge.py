@@ -5,10 +5,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from octavo.config import ServerConfig
 from octavo.server.http.access_log import HEADER, AccessLog
 from octavo.server.http.errors import Error, error_body
 from octavo.server.http.guard import ApiKeys, Bodies, load_keys
+from octavo.server.options import ServerConfig
 
 __all__ = ["with_edge"]
 

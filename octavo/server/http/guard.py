@@ -13,10 +13,10 @@ from pathlib import Path
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.config import ServerConfig
 from octavo.errors import ConfigError
 from octavo.server.http.errors import Error, send_error
 from octavo.server.http.health import OPEN_PATHS
+from octavo.server.options import ServerConfig
 
 __all__ = ["ApiKeys", "Bodies", "load_keys"]
 

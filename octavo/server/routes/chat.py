@@ -73,7 +73,7 @@ async def chat_completions(
     headers = check_fields(body, model)
     model.check_generates()
     tools = body.tool_use()
-    params = tools.constrain(body.sampling_params(model.info.sampling_defaults))
+    params = tools.constrain(body.sampling_params(model.info.config.runtime.sampling_defaults))
     params = await model.prompts.with_bad_words(params)
     if body.template_tools and not model.prompts.text.chat_template.takes_tools:
         headers.append((b"x-octavo-warning", b"the tools are not shown to the model: its chat template has no place"))

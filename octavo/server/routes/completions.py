@@ -46,7 +46,7 @@ class CompletionRequest(SamplingRequest):
 async def completions(body: CompletionRequest, model: TheModel, service: TheService, request_id: RequestId) -> Response:
     headers = check_fields(body, model)
     model.check_generates()
-    params = await model.prompts.with_bad_words(body.sampling_params(model.info.sampling_defaults))
+    params = await model.prompts.with_bad_words(body.sampling_params(model.info.config.runtime.sampling_defaults))
     await model.check_structure(params, body.structure_field)
     prompts = await _prompts(body, model, params)
     token_ids = [prompt.token_ids for prompt in prompts]

@@ -91,7 +91,7 @@ class EmbeddingJob:
 async def create_embeddings(body: EmbeddingRequest, model: TheModel, service: TheService) -> Response:
     headers = check_fields(body, model)
     check_dimensions(body.dimensions, model.info)
-    most = cut_off(body.truncate_prompt_tokens, model.info.max_model_len)
+    most = cut_off(body.truncate_prompt_tokens, model.info.limits.max_model_len)
     inputs = body.inputs(model.limits.max_request_choices)
     prompts = await model.prompts.of_inputs(inputs, body.add_special_tokens is not False, most)
     model.limits.check_inputs(prompts)

@@ -45,7 +45,9 @@ async def tokenize(body: TokenizeRequest, model: TheModel) -> Response:
     else:
         token_ids = (await model.prompts.of_text(body.prompt, body.add_special_tokens is not False)).token_ids
     texts = [model.prompts.tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
-    answer = Tokenized(count=len(token_ids), max_model_len=model.info.max_model_len, tokens=token_ids, token_strs=texts)
+    answer = Tokenized(
+        count=len(token_ids), max_model_len=model.info.limits.max_model_len, tokens=token_ids, token_strs=texts
+    )
     return json_answer(answer, headers)
 
 

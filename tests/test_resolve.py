@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from octavo.checkpoint.model_config import ModelConfig, PoolingConfig, RopeConfig
-from octavo.config import EngineConfig, Facts, kv_bytes_per_token, resolve
 from octavo.errors import ConfigError
+from octavo.options import EngineConfig
+from octavo.plan.facts import Facts
+from octavo.plan.memory import kv_bytes_per_token
+from octavo.resolve import resolve
 
 GIB = 2**30
 LLAMA_2_7B = ModelConfig(
@@ -44,7 +47,9 @@ def test_kv_bytes_per_token_are_the_published_figures() -> None:
 
 def test_a_quantised_cache_holds_about_twice_the_blocks() -> None:
     blocks = {
-        dtype: resolve(EngineConfig(model="m", kv_cache_dtype=dtype, kv_cache_memory_bytes=8 * GIB), facts()).num_blocks
+        dtype: resolve(
+            EngineConfig(model="m", kv_cache_dtype=dtype, kv_cache_memory_bytes=8 * GIB), facts()
+        ).scheduler.num_blocks
         for dtype in ("float16", "int8", "fp8", "fp8_e4m3")
     }
     assert blocks["int8"] == blocks["fp8"] == blocks["fp8_e4m3"]
@@ -53,9 +58,9 @@ def test_a_quantised_cache_holds_about_twice_the_blocks() -> None:
 
 def test_defaults_are_derived_and_explained() -> None:
     resolved = resolve(EngineConfig(model="m"), facts())
-    assert (resolved.dtype, resolved.kv_cache_dtype, resolved.max_model_len) == ("float16", "float16", 4096)
+    assert (resolved.weights.dtype, resolved.kv.dtype, resolved.runtime.max_model_len) == ("float16", "float16", 4096)
     # Half of what is free beside the weights: less than 128 requests of 4096 tokens need.
-    pool_bytes = resolved.num_blocks * 16 * 512 * 1024
+    pool_bytes = resolved.scheduler.num_blocks * 16 * 512 * 1024
     assert pool_bytes == pytest.approx((64 * GIB - 2 * 6_738_415_616) / 2, rel=0.01)
     assert {name for name, _ in resolved.reasons} == {
         "--dtype",
@@ -67,29 +72,31 @@ def test_defaults_are_derived_and_explained() -> None:
 
 def test_the_pool_is_never_larger_than_every_request_at_full_length_needs() -> None:
     resolved = resolve(EngineConfig(model="m", max_num_seqs=2, max_model_len=1000), facts())
-    assert resolved.num_blocks == 2 * 63
+    assert resolved.scheduler.num_blocks == 2 * 63
 
 
 def test_the_pool_follows_the_options_that_size_it() -> None:
     by_bytes = resolve(EngineConfig(model="m", kv_cache_memory_bytes=GIB), facts())
-    assert by_bytes.num_blocks == GIB // (16 * 512 * 1024)
+    assert by_bytes.scheduler.num_blocks == GIB // (16 * 512 * 1024)
     by_share = resolve(EngineConfig(model="m", gpu_memory_utilization=0.5), facts())
-    assert by_share.num_blocks == (32 * GIB - 2 * 6_738_415_616) // (16 * 512 * 1024)
+    assert by_share.scheduler.num_blocks == (32 * GIB - 2 * 6_738_415_616) // (16 * 512 * 1024)
 
 
 def test_the_token_budget_is_a_step_of_200_ms_by_measurement() -> None:
     tokens_per_s = 40e12 / (2 * 6_738_415_616)
-    assert resolve(EngineConfig(model="m"), facts()).max_num_batched_tokens == int(tokens_per_s * 0.2) // 16 * 16
+    assert (
+        resolve(EngineConfig(model="m"), facts()).scheduler.max_num_batched_tokens == int(tokens_per_s * 0.2) // 16 * 16
+    )
     slow = resolve(EngineConfig(model="m"), facts(flops_per_s=1e9))
-    assert slow.max_num_batched_tokens == 128  # one token for each of max_num_seqs
-    assert resolve(EngineConfig(model="m", max_num_batched_tokens=77), facts()).max_num_batched_tokens == 77
+    assert slow.scheduler.max_num_batched_tokens == 128  # one token for each of max_num_seqs
+    assert resolve(EngineConfig(model="m", max_num_batched_tokens=77), facts()).scheduler.max_num_batched_tokens == 77
 
 
 def test_quantised_checkpoints_are_computed_in_bfloat16_unless_told() -> None:
     quantised = facts(model=dataclasses.replace(LLAMA_2_7B, dtype="Q4_0"))
-    assert resolve(EngineConfig(model="m"), quantised).dtype == "bfloat16"
+    assert resolve(EngineConfig(model="m"), quantised).weights.dtype == "bfloat16"
     half = resolve(EngineConfig(model="m", dtype="half", kv_cache_dtype="float32"), quantised)
-    assert (half.dtype, half.kv_cache_dtype) == ("float16", "float32")
+    assert (half.weights.dtype, half.kv.dtype) == ("float16", "float32")
 
 
 @pytest.mark.parametrize(
@@ -115,10 +122,10 @@ def test_a_context_longer_than_the_models_is_refused() -> None:
 def test_rotary_scaling_lengthens_the_context() -> None:
     yarn = RopeConfig(rope_type="yarn", factor=4.0, original_max_position_embeddings=4096)
     scaled = facts(model=dataclasses.replace(LLAMA_2_7B, rope=yarn))
-    assert resolve(EngineConfig(model="m"), scaled).max_model_len == 16_384
+    assert resolve(EngineConfig(model="m"), scaled).runtime.max_model_len == 16_384
     llama3 = RopeConfig(rope_type="llama3", factor=8.0, original_max_position_embeddings=512)
     scaled = facts(model=dataclasses.replace(LLAMA_2_7B, rope=llama3))
-    assert resolve(EngineConfig(model="m"), scaled).max_model_len == 4096
+    assert resolve(EngineConfig(model="m"), scaled).runtime.max_model_len == 4096
 
 
 def test_a_pool_without_room_says_what_was_free_and_what_to_change() -> None:
@@ -145,7 +152,7 @@ OWN = {"temperature": 0.6, "top_k": 20}
 def test_sampling_defaults_are_the_model_s_unless_told_otherwise(options: Any, defaults: dict[str, float]) -> None:
     model = dataclasses.replace(LLAMA_2_7B, sampling_defaults=OWN)
     resolved = resolve(EngineConfig(model="m", **options), facts(model=model))
-    assert resolved.sampling_defaults == defaults
+    assert resolved.runtime.sampling_defaults == defaults
     shown = dict(resolved.reasons).get("--generation-config", "")
     assert all(f"{name} {value}" in shown for name, value in defaults.items())
 
@@ -179,7 +186,7 @@ def test_a_senseless_default_of_the_models_is_left_out_with_a_warning(
     own: Any, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = dataclasses.replace(LLAMA_2_7B, sampling_defaults=own | {"min_p": 0.1})
-    assert resolve(EngineConfig(model="m"), facts(model=model)).sampling_defaults == {"min_p": 0.1}
+    assert resolve(EngineConfig(model="m"), facts(model=model)).runtime.sampling_defaults == {"min_p": 0.1}
     assert message in caplog.text
 
 
@@ -207,32 +214,36 @@ def encoder_facts(**changes: Any) -> Facts:
 
 def test_an_encoder_pools_as_its_files_say_and_has_no_kv_pool() -> None:
     resolved = resolve(EngineConfig(model="m"), encoder_facts())
-    assert resolved.pooling == MINILM.pooling
-    assert (resolved.group_windows, resolved.num_blocks, resolved.enable_prefix_caching) == ((), 0, False)
-    assert resolved.kv_capacity_tokens == resolved.max_num_batched_tokens
+    assert resolved.runtime.pooling == MINILM.pooling
+    assert (
+        resolved.scheduler.group_windows,
+        resolved.scheduler.num_blocks,
+        resolved.scheduler.enable_prefix_caching,
+    ) == ((), 0, False)
+    assert resolved.scheduler.kv_capacity_tokens == resolved.scheduler.max_num_batched_tokens
     assert ("--runner", "pooling: an encoder") in resolved.reasons
     without_files = dataclasses.replace(MINILM, pooling=None)
-    assert resolve(EngineConfig(model="m"), facts(model=without_files)).pooling == PoolingConfig(mode="mean")
+    assert resolve(EngineConfig(model="m"), facts(model=without_files)).runtime.pooling == PoolingConfig(mode="mean")
 
 
 def test_an_encoder_s_texts_are_as_long_as_sentence_transformers_allows_unless_told() -> None:
-    assert resolve(EngineConfig(model="m"), encoder_facts()).max_model_len == 256
-    assert resolve(EngineConfig(model="m", max_model_len=512), encoder_facts()).max_model_len == 512
+    assert resolve(EngineConfig(model="m"), encoder_facts()).runtime.max_model_len == 256
+    assert resolve(EngineConfig(model="m", max_model_len=512), encoder_facts()).runtime.max_model_len == 512
     with pytest.raises(ConfigError, match="513 is more than the 512 positions"):
         resolve(EngineConfig(model="m", max_model_len=513), encoder_facts())
 
 
 def test_an_encoder_s_step_has_room_for_its_longest_text() -> None:
     resolved = resolve(EngineConfig(model="m", max_num_batched_tokens=64), encoder_facts())
-    assert resolved.max_num_batched_tokens == 256
+    assert resolved.scheduler.max_num_batched_tokens == 256
     assert dict(resolved.reasons)["--max-num-batched-tokens"].startswith("256: raised")
     slow = resolve(EngineConfig(model="m", max_num_seqs=8), encoder_facts(flops_per_s=1e6))
-    assert slow.max_num_batched_tokens == 256
+    assert slow.scheduler.max_num_batched_tokens == 256
 
 
 def test_the_measured_budget_of_an_encoder_leaves_out_the_embedding_that_is_only_looked_up() -> None:
     resolved = resolve(EngineConfig(model="m"), encoder_facts(flops_per_s=1e11))
-    assert resolved.max_num_batched_tokens == int(1e11 / (2 * (22_713_216 - 30_522 * 384)) * 0.2) // 16 * 16
+    assert resolved.scheduler.max_num_batched_tokens == int(1e11 / (2 * (22_713_216 - 30_522 * 384)) * 0.2) // 16 * 16
 
 
 def test_an_encoder_whose_weights_do_not_fit_is_refused() -> None:
@@ -246,12 +257,12 @@ def test_an_encoder_does_not_generate() -> None:
 
 
 def test_a_decoder_pools_when_told_or_when_its_files_say_so() -> None:
-    assert resolve(EngineConfig(model="m"), facts()).pooling is None
+    assert resolve(EngineConfig(model="m"), facts()).runtime.pooling is None
     told = resolve(EngineConfig(model="m", runner="pooling"), facts())
-    assert (told.pooling, told.group_windows) == (PoolingConfig(mode="last"), (0,))
+    assert (told.runtime.pooling, told.scheduler.group_windows) == (PoolingConfig(mode="last"), (0,))
     by_files = facts(model=dataclasses.replace(LLAMA_2_7B, pooling=PoolingConfig(mode="last", normalize=False)))
-    assert resolve(EngineConfig(model="m"), by_files).pooling == PoolingConfig(mode="last", normalize=False)
-    assert resolve(EngineConfig(model="m", runner="generate"), by_files).pooling is None
+    assert resolve(EngineConfig(model="m"), by_files).runtime.pooling == PoolingConfig(mode="last", normalize=False)
+    assert resolve(EngineConfig(model="m", runner="generate"), by_files).runtime.pooling is None
 
 
 def test_a_decoder_that_pools_anything_but_its_last_token_is_refused() -> None:
@@ -263,19 +274,21 @@ def test_a_decoder_that_pools_anything_but_its_last_token_is_refused() -> None:
 def test_blocks_are_kept_unless_another_quantization_is_asked_for() -> None:
     blocks = facts(model=dataclasses.replace(LLAMA_2_7B, dtype="Q4_K"), packed_bytes=4 * GIB)
     kept = resolve(EngineConfig(model="m"), blocks)
-    assert (kept.quantization, kept.int8_activations, kept.dtype) == ("gguf", True, "bfloat16")
+    assert (kept.weights.quantization, kept.weights.int8_activations, kept.weights.dtype) == ("gguf", True, "bfloat16")
     assert "--quantization" in dict(kept.reasons)
-    assert resolve(EngineConfig(model="m", quantization="none"), blocks).quantization == "none"
-    assert resolve(EngineConfig(model="m"), facts()).quantization == "none"
+    assert resolve(EngineConfig(model="m", quantization="none"), blocks).weights.quantization == "none"
+    assert resolve(EngineConfig(model="m"), facts()).weights.quantization == "none"
     narrow = resolve(EngineConfig(model="m"), facts(free_memory_bytes=13 * GIB))
     packed = resolve(EngineConfig(model="m", quantization="int4"), facts(free_memory_bytes=13 * GIB))
-    assert packed.num_blocks > narrow.num_blocks
+    assert packed.scheduler.num_blocks > narrow.scheduler.num_blocks
 
 
 def test_activations_keep_their_type_where_asked() -> None:
     wide = resolve(EngineConfig(model="m", quantization="int8", activation_dtype="float32"), facts())
-    assert (wide.dtype, wide.int8_activations) == ("float32", False)
-    assert resolve(EngineConfig(model="m", quantization="int8", activation_dtype="int8"), facts()).int8_activations
+    assert (wide.weights.dtype, wide.weights.int8_activations) == ("float32", False)
+    assert resolve(
+        EngineConfig(model="m", quantization="int8", activation_dtype="int8"), facts()
+    ).weights.int8_activations
     with pytest.raises(ConfigError, match="float32 and --dtype bfloat16 differ"):
         resolve(EngineConfig(model="m", activation_dtype="float32", dtype="bfloat16"), facts())
     with pytest.raises(ConfigError, match="needs quantised weights"):
