@@ -191,10 +191,11 @@ void scale(const ScaleArgs& a) noexcept {
 }
 
 void gather_rows(const GatherRowsArgs& a) noexcept {
-    parallel_ranges(a.num_rows, kGrain * 4 / a.row_bytes, [&](int64_t first, int64_t last) {
+    const int64_t row_bytes = a.num_cols * a.item_bytes;
+    parallel_ranges(a.num_rows, kGrain * 4 / row_bytes, [&](int64_t first, int64_t last) {
         for (int64_t row = first; row < last; ++row) {
-            const char* source = static_cast<const char*>(a.x) + a.indices[row] * a.row_bytes;
-            __builtin_memcpy(static_cast<char*>(a.out) + row * a.row_bytes, source, a.row_bytes);
+            const char* source = static_cast<const char*>(a.x) + a.indices[row] * row_bytes;
+            __builtin_memcpy(static_cast<char*>(a.out) + row * row_bytes, source, row_bytes);
         }
     });
 }

@@ -5,6 +5,10 @@
 #include <chrono>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "isa.h"
 #include "replay.h"
 #include "sampling.h"
@@ -80,93 +84,27 @@ int64_t packed_quantized_bytes(int64_t num_rows, int64_t num_cols, const Quantiz
     return num_panels * num_blocks * kLanes * (value_bytes + scale_bytes);
 }
 
-void pack(PackArgs args) {
-    OpScope scope;
-    active_table().pack(args);
-}
+namespace {
 
-void embedding(EmbeddingArgs args) {
-    run(args, +[](OpScope&, EmbeddingArgs a) { active_table().embedding(a); });
+// Weights are streamed whole for every step: huge pages spare the address translation. Best effort.
+void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t num_bytes) {
+#ifdef __linux__
+    constexpr uintptr_t kHuge = uintptr_t{1} << 21;
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    const uintptr_t first = (address + kHuge - 1) & ~(kHuge - 1), last = (address + num_bytes) & ~(kHuge - 1);
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
 }
 
 // Room for `count` elements of activations; behind them, where they are wanted, for the largest outputs.
 template <class T>
-static T* product_scratch(OpScope& scope, LinearArgs& a, int64_t count) {
+T* product_scratch(OpScope& scope, LinearArgs& a, int64_t count) {
     const int64_t num_bytes = (count * int64_t{sizeof(T)} + 63) / 64 * 64, panels = kLargestPanels * kLanes;
     const int64_t num_largest = a.draws ? (a.num_rows + panels - 1) / panels * a.num_tokens : 0;
     char* scratch = static_cast<char*>(scope.workspace(num_bytes + num_largest * sizeof(Largest)));
     a.largest = reinterpret_cast<Largest*>(scratch + num_bytes);
     return reinterpret_cast<T*>(scratch);
 }
-
-void linear(LinearArgs args) {
-    run(args, +[](OpScope& scope, LinearArgs a) {
-        a.x_f32 = product_scratch<float>(scope, a, linear_scratch(a.num_tokens, a.num_cols));
-        active_table().linear(a);
-    });
-}
-
-void pack_quantized(PackQuantizedArgs args) {
-    OpScope scope;
-    active_table().pack_quantized(args);
-}
-
-void embedding_quantized(EmbeddingQuantizedArgs args) {
-    run(args, +[](OpScope&, EmbeddingQuantizedArgs a) { active_table().embedding_quantized(a); });
-}
-
-void linear_quantized(LinearQuantizedArgs args) {
-    run(args, +[](OpScope& scope, LinearQuantizedArgs a) {
-        if (a.int8_activations) {
-            a.x_int8 = product_scratch<QuantizedInput>(scope, a, quantized_scratch(a.num_tokens, a.num_cols));
-            return active_table().linear_int8(a);
-        }
-        a.x_f32 = product_scratch<float>(scope, a, linear_scratch(a.num_tokens, a.num_cols));
-        active_table().linear_weight_only(a);
-    });
-}
-
-void rms_norm(RmsNormArgs args) {
-    run(args, +[](OpScope&, RmsNormArgs a) { active_table().rms_norm(a); });
-}
-
-void add_layer_norm(AddLayerNormArgs args) {
-    run(args, +[](OpScope&, AddLayerNormArgs a) { active_table().add_layer_norm(a); });
-}
-
-void gelu(GeluArgs args) {
-    run(args, +[](OpScope&, GeluArgs a) { active_table().gelu(a); });
-}
-
-void mean_rows(MeanRowsArgs args) {
-    run(args, +[](OpScope&, MeanRowsArgs a) { active_table().mean_rows(a); });
-}
-
-void l2_normalize(L2NormalizeArgs args) {
-    run(args, +[](OpScope&, L2NormalizeArgs a) { active_table().l2_normalize(a); });
-}
-
-void silu_mul(GatedArgs args) {
-    run(args, +[](OpScope&, GatedArgs a) { active_table().silu_mul(a); });
-}
-
-void gelu_tanh_mul(GatedArgs args) {
-    run(args, +[](OpScope&, GatedArgs a) { active_table().gelu_tanh_mul(a); });
-}
-
-void scale(ScaleArgs args) {
-    run(args, +[](OpScope&, ScaleArgs a) { active_table().scale(a); });
-}
-
-void gather_rows(GatherRowsArgs args) {
-    run(args, +[](OpScope&, GatherRowsArgs a) { active_table().gather_rows(a); });
-}
-
-void rope_write_kv(RopeWriteKVArgs args) {
-    run(args, +[](OpScope&, RopeWriteKVArgs a) { active_table().rope_write_kv(a); });
-}
-
-namespace {
 
 // Plans the units, and returns scratch memory: num_bytes (a multiple of 64) of the caller's own, then the partials.
 char* plan_attention(OpScope& scope, AttentionArgs& args, int64_t num_bytes) {
@@ -203,16 +141,41 @@ struct ScratchTables {
     }
 };
 
-}  // namespace
+// What an op needs beside its arguments: nothing, unless there is a function for them below.
+template <class Args>
+void prepare(OpScope&, Args&) {}
 
-void paged_attention(AttentionArgs args) {
-    run(args, +[](OpScope& scope, AttentionArgs a) {
-        plan_attention(scope, a, 0);
-        active_table().paged_attention(a);
-    });
+void prepare(OpScope&, PackArgs& a) {
+    const int64_t item_bytes = a.dtype == DType::f32 ? 4 : 2;
+    advise_huge_pages(a.packed, packed_size(a.num_rows, a.num_cols, a.dtype) * item_bytes);
 }
 
-namespace {
+void prepare(OpScope&, PackQuantizedArgs& a) {
+    advise_huge_pages(a.packed, packed_quantized_bytes(a.num_rows, a.num_cols, a.form));
+}
+
+void prepare(OpScope& scope, LinearArgs& a) {
+    a.x_f32 = product_scratch<float>(scope, a, linear_scratch(a.num_tokens, a.num_cols));
+}
+
+void prepare(OpScope& scope, AttentionArgs& a) {
+    a.q_stride = a.num_heads * a.cache.head_dim;
+    a.causal = true;
+    plan_attention(scope, a, 0);
+}
+
+void prepare(OpScope& scope, SampleArgs& a) {
+    a.sums = static_cast<double*>(scope.workspace(a.num_rows * num_sum_blocks(a.vocab_size) * sizeof(double)));
+}
+
+void multiply_quantized(OpScope& scope, LinearQuantizedArgs a) {
+    if (a.int8_activations) {
+        a.x_int8 = product_scratch<QuantizedInput>(scope, a, quantized_scratch(a.num_tokens, a.num_cols));
+        return active_table().linear_int8(a);
+    }
+    prepare(scope, static_cast<LinearArgs&>(a));
+    active_table().linear_weight_only(a);
+}
 
 void attend_within(OpScope& scope, EncoderAttentionArgs a) {
     static ScratchTables tables;
@@ -238,11 +201,6 @@ void attend_within(OpScope& scope, EncoderAttentionArgs a) {
     active_table().paged_attention(args);
 }
 
-void draw_rows(OpScope& scope, SampleArgs args) {
-    args.sums = static_cast<double*>(scope.workspace(args.num_rows * num_sum_blocks(args.vocab_size) * sizeof(double)));
-    active_table().sample_rows(args);
-}
-
 template <class Fn>
 double seconds(Fn fn) {
     const auto start = std::chrono::steady_clock::now();
@@ -252,8 +210,17 @@ double seconds(Fn fn) {
 
 }  // namespace
 
+#define OCTAVO_DEFINE(name, Args)              \
+    void name(Args args) {                     \
+        run(args, +[](OpScope& scope, Args a) { \
+            prepare(scope, a);                 \
+            active_table().name(a);            \
+        });                                    \
+    }
+OCTAVO_KERNEL_OPS(OCTAVO_DEFINE)
+
+void linear_quantized(LinearQuantizedArgs args) { run(args, &multiply_quantized); }
 void encoder_attention(EncoderAttentionArgs args) { run(args, &attend_within); }
-void sample_rows(SampleArgs args) { run(args, &draw_rows); }
 
 double time_fma(int64_t num_units) {
     OpScope scope;

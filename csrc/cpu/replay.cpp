@@ -62,8 +62,14 @@ void Recording::end() { recording = nullptr; }
 
 Recording* Recording::current() { return recording; }
 
+void RequireMultiples::require(int64_t count, int64_t most) {
+    if (count % most)
+        throw std::logic_error("an op for " + std::to_string(count) + " rows or requests can't be recorded in a step of " +
+                               std::to_string(most));
+}
+
 void Recording::add(const Check& any) {
-    std::visit([this](const auto& c) { check_counts(c); }, any);
+    std::visit([this](const auto& c) { require_multiples(c); }, any);
     if (std::find(checks_.begin(), checks_.end(), any) == checks_.end()) checks_.push_back(any);
 }
 
@@ -102,31 +108,5 @@ Recording::Matrix matrix_of(const LinearArgs& a) {
 Recording::Matrix matrix_of(const LinearQuantizedArgs& a) {
     return {a.packed, packed_quantized_bytes(a.num_rows, a.num_cols, a.form)};
 }
-
-void check_multiple(int64_t count, int64_t most) {
-    if (count % most)
-        throw std::logic_error("an op for " + std::to_string(count) + " rows or requests can't be recorded in a step of " +
-                               std::to_string(most));
-}
-
-Counts counts(EmbeddingArgs& a) { return {&a.num_tokens, nullptr}; }
-Counts counts(LinearArgs& a) { return {&a.num_tokens, nullptr}; }
-Counts counts(EmbeddingQuantizedArgs& a) { return {&a.num_tokens, nullptr}; }
-Counts counts(LinearQuantizedArgs& a) { return {&a.num_tokens, nullptr}; }
-Counts counts(RmsNormArgs& a) { return {&a.num_tokens, nullptr}; }
-Counts counts(AddLayerNormArgs& a) { return {&a.num_tokens, nullptr}; }
-Counts counts(GeluArgs& a) { return {&a.count, nullptr}; }
-Counts counts(MeanRowsArgs& a) { return {nullptr, &a.num_requests}; }
-Counts counts(L2NormalizeArgs& a) { return {&a.num_rows, nullptr}; }
-Counts counts(GatedArgs& a) { return {&a.num_tokens, nullptr}; }
-Counts counts(ScaleArgs& a) { return {&a.count, nullptr}; }
-Counts counts(GatherRowsArgs& a) { return {&a.num_rows, nullptr}; }
-Counts counts(RopeWriteKVArgs& a) { return {&a.num_tokens, nullptr}; }
-Counts counts(AttentionArgs& a) { return {nullptr, &a.num_requests}; }
-Counts counts(EncoderAttentionArgs& a) { return {&a.num_tokens, &a.num_requests}; }
-Counts counts(SampleArgs& a) { return {&a.num_rows, nullptr}; }
-Counts counts(IndexCheck& c) { return {&c.num_rows, nullptr}; }
-Counts counts(StartsCheck& c) { return {&c.num_rows, &c.num_requests}; }
-Counts counts(AttentionCheck& c) { return {&c.num_rows, &c.num_requests}; }
 
 }  // namespace octavo

@@ -252,14 +252,14 @@ void check_elementwise(int64_t num_rows, int64_t size, DType dtype) {
         gelu_tanh_mul({x.as(), y.as(), num_rows, size, dtype});
         append(out, y);
         const std::vector<int32_t> row_start = {0, int32_t(num_rows / 3), int32_t(num_rows)};
-        mean_rows({x.as(), row_start.data(), floats.as<float>(), 2, size, dtype});
+        mean_rows({x.as(), row_start.data(), floats.as<float>(), num_rows, 2, size, dtype});
         append(out, floats);
         l2_normalize({x.as(), floats.as<float>(), num_rows, size, dtype});
         append(out, floats);
         scale({wide.as<float>(), floats.as<float>(), num_rows * size, 0.0625f});
         append(out, floats);
         const std::vector<int32_t> indices = random.indices(num_rows, uint32_t(2 * num_rows));
-        gather_rows({x.as(), indices.data(), y.as(), num_rows, size * item_bytes(dtype)});
+        gather_rows({x.as(), indices.data(), y.as(), 2 * num_rows, num_rows, size, item_bytes(dtype)});
         append(out, y);
     });
 }
@@ -306,14 +306,13 @@ void check_attention(DType dtype, DType cache_dtype, int64_t head_dim, int64_t b
             args.query_start = query_start.data();
             args.seq_lens = seq_lens.data();
             args.out = y.as();
+            args.num_tokens = num_queries;
             args.num_requests = num_requests;
             args.max_blocks = max_blocks;
             args.num_heads = kNumHeads;
-            args.q_stride = kNumHeads * head_dim;
             args.scale = 0.125f;
             args.window = window;
             args.dtype = dtype;
-            args.causal = true;
             paged_attention(args);
             append(out, y);
         }
