@@ -17,6 +17,7 @@ MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 256
 SEED_BITS = 63
+RANDOM_SEED = -1  # as in vLLM and llama.cpp
 MAX_STRUCTURE_CHARACTERS = 128 << 10  # of a schema, a regular expression, a grammar or all choices
 GREEDY_BELOW = 1e-5  # dividing logits by less than this overflows or changes nothing
 
@@ -154,7 +155,8 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     """Added to the logits of these token ids, -100 to 100."""
     seed: int | None = None
-    """The result for a seed depends on neither the batch nor the load; None draws a seed."""
+    """The result for a seed depends on neither the batch nor the load; None and -1 draw a
+    seed."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Sample these tokens only."""
     bad_words: tuple[str, ...] = ()
@@ -202,6 +204,8 @@ class SamplingParams:
             _check_number("logit_bias", bias, -100.0, 100.0, "values from -100 to 100")
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**SEED_BITS), 2**SEED_BITS - 1, "a 64-bit integer")
+            if self.seed == RANDOM_SEED:
+                object.__setattr__(self, "seed", None)
         self._check_tokens()
         if isinstance(self.stop, str):  # what every client is tempted to write
             object.__setattr__(self, "stop", (self.stop,))

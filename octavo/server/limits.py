@@ -1,6 +1,7 @@
 """Limits: what one request may ask of the model and of the server."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from octavo.errors import InvalidRequestError
 from octavo.ipc.messages import EngineInfo
@@ -14,10 +15,15 @@ class Limits:
     info: EngineInfo
     max_request_choices: int
 
-    def check(self, prompts: list[list[int]], params: SamplingParams) -> None:
-        """Raises InvalidRequestError or ContextLengthError for prompts that can never be answered."""
-        for prompt in prompts:
-            self.info.limits.check(prompt, params)
+    @property
+    def max_model_len(self) -> int:
+        return self.info.limits.max_model_len
+
+    @property
+    def _own_max_tokens(self) -> int | None:
+        """What the model recommends."""
+        own = self.info.config.runtime.sampling_defaults.get("max_tokens")
+        return None if own is None else int(own)
 
     def check_inputs(self, inputs: list[list[int]]) -> None:
         """The same for texts that are to be embedded."""
@@ -43,16 +49,43 @@ class Limits:
                     param=param,
                 )
 
-    def with_max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """Where a request sets no limit the model's own counts, as far as there is room."""
-        own = self.info.config.runtime.sampling_defaults.get("max_tokens")
-        if params.max_tokens is not None or own is None:
-            return params
-        room = self.info.limits.max_tokens(num_prompt_tokens, params)
-        return replace(params, max_tokens=max(min(int(own), room), 1))
+    def with_max_tokens(self, params: SamplingParams, prompts: list[list[int]], is_asked: bool) -> SamplingParams:
+        """`params` with a limit on the tokens to generate. One that the request does not ask for (`is_asked`), but the
+        model or the API sets, shrinks to what there is room for.
 
-    def truncated(self, token_ids: list[int], num_kept: int | None, params: SamplingParams) -> list[int]:
-        """The last tokens of a prompt; -1: as many as leave room for the answer."""
+        Raises InvalidRequestError or ContextLengthError for prompts that can never be answered.
+        """
+        limits = self.info.limits
+        room = limits.max_tokens(max(map(len, prompts)), replace(params, min_tokens=0, max_tokens=None))
+        if params.min_tokens > max(room, 1):
+            raise InvalidRequestError(
+                f"min_tokens must be at most {room}, which is what the context has left after the prompt, got "
+                f"{params.min_tokens}.",
+                param="min_tokens",
+            )
+        if not is_asked:
+            most = self._own_max_tokens if params.max_tokens is None else params.max_tokens
+            if most is not None:
+                params = replace(params, max_tokens=max(min(most, room), params.min_tokens, 1))
+        for prompt in prompts:
+            limits.check(prompt, params)
+        return params
+
+    def truncated(
+        self, token_ids: list[int], num_kept: int | None, side: Literal["left", "right"] | None, params: SamplingParams
+    ) -> list[int]:
+        """A prompt without what is cut off on one side; -1 keeps as many tokens as leave room for the answer.
+
+        Raises InvalidRequestError where more are to be kept than the context has.
+        """
+        if num_kept is None:
+            return token_ids
+        if num_kept > self.max_model_len:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens must be -1 or from 1 to {self.max_model_len}, the model's limit, got "
+                f"{num_kept}.",
+                param="truncate_prompt_tokens",
+            )
         if num_kept == -1:
-            num_kept = max(self.info.limits.max_model_len - (1 if params.max_tokens is None else params.max_tokens), 1)
-        return token_ids if num_kept is None else token_ids[-num_kept:]
+            num_kept = max(self.max_model_len - (1 if params.max_tokens is None else params.max_tokens), 1)
+        return token_ids[:num_kept] if side == "right" else token_ids[-num_kept:]

@@ -38,8 +38,11 @@ class PromptMaker:
     def tokenizer(self) -> Tokenizer:
         return self.text.tokenizer
 
-    async def of_messages(self, request: ChatInput) -> list[int]:
-        """Raises InvalidRequestError for messages that the template refuses."""
+    async def of_messages(self, request: ChatInput, size: int) -> list[int]:
+        """`size`: bytes of the body that the request came in, a bound on what the template has to go through.
+
+        Raises InvalidRequestError for messages that the template refuses.
+        """
         request.check_parts()
         template = self._template(request)
 
@@ -55,7 +58,7 @@ class PromptMaker:
             return self.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
 
         is_slow = request.chat_template is not None  # or may be
-        return await _run(render_and_encode, LONG_TEXT if is_slow else request.num_characters)
+        return await _run(render_and_encode, LONG_TEXT if is_slow else size)
 
     async def of_text(self, text: str, add_special_tokens: bool = True) -> Prompt:
         token_ids = await _run(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))

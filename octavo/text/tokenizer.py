@@ -156,6 +156,10 @@ class Tokenizer:
         """One token for display; parts of characters become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
+    def spelling(self, token_id: int) -> str:
+        """One token as the vocabulary spells it: "Ġthe", "▁the", "##ing"; "" for an id without a token."""
+        return self._table.texts[token_id] if 0 <= token_id < len(self._table.texts) else ""
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._table.special_ids
 

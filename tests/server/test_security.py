@@ -225,6 +225,13 @@ def test_more_choices_than_a_request_may_have_are_refused(keyed: httpx.Client, f
     assert "20" in error_of(response)["message"]
 
 
+def test_more_choices_of_a_chat_are_refused_too(keyed: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "n": 21, "max_tokens": 1}
+    response = keyed.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "n"
+
+
 @pytest.mark.parametrize(
     "request_head",
     [

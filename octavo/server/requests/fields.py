@@ -4,16 +4,13 @@ Types are checked here, ranges in `SamplingParams`. Limits of the vocabulary and
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from octavo.errors import InvalidRequestError
 
-__all__ = ["HARMLESS", "UNSUPPORTED", "ApiRequest", "WireInt"]
-
-WireInt = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
-"""An integer whose range is checked elsewhere, but that must fit a message to the engine."""
+__all__ = ["HARMLESS", "UNSUPPORTED", "ApiRequest"]
 
 HARMLESS = frozenset(
     [

@@ -40,10 +40,6 @@ class Message(BaseModel):
             "".join(part.text or "" for part in self.content) if isinstance(self.content, list) else self.content or ""
         )
 
-    @property
-    def num_characters(self) -> int:
-        return len(self.text) + sum(len(call.function.arguments or "") for call in self.tool_calls or ())
-
     def for_template(self, where: str) -> dict[str, Any]:
         """Raises InvalidRequestError naming `where` the arguments of a call are no JSON object."""
         message = self.model_dump(exclude_unset=True)
@@ -85,9 +81,3 @@ class ChatInput(ApiRequest):
     def template_tools(self) -> list[dict[str, Any]] | None:
         """None without any: that is what templates look for."""
         return [tool.model_dump(exclude_unset=True) for tool in self.tools or ()] or None
-
-    @property
-    def num_characters(self) -> int:
-        return sum(message.num_characters for message in self.messages or ()) + (
-            len(repr(self.tools)) if self.tools else 0
-        )

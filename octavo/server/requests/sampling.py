@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import BeamSearchOptions, SamplingParams
-from octavo.server.requests.fields import ApiRequest, WireInt
+from octavo.server.requests.fields import ApiRequest
+from octavo.server.requests.numbers import Int, WireInt
 from octavo.server.requests.structure import StructureFields
 
 __all__ = ["SamplingRequest", "StreamOptions"]
@@ -20,13 +21,13 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
     """Send a last chunk with the usage and no choices."""
     continuous_usage_stats: bool | None = None
-    """Send the usage so far with every chunk (vLLM)."""
+    """Send the usage so far with every chunk (vLLM), unless `include_usage` is false."""
 
 
 class SamplingRequest(StructureFields, ApiRequest):
     """What chat and plain completions share. None stands for the default, as an absent field does."""
 
-    n: int | None = None
+    n: Int | None = None
     min_tokens: WireInt | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -36,21 +37,23 @@ class SamplingRequest(StructureFields, ApiRequest):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    seed: int | None = None
+    seed: Int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[Int] | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
-    """Keep this many tokens at the prompt's end; -1: as many as there is room for."""
+    prompt_logprobs: Int | None = None
+    truncate_prompt_tokens: Int | None = None
+    """Keep this many tokens of the prompt; -1: as many as there is room for."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Which side is cut off; None is "left", which keeps the prompt's end."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Write tokens in log-probabilities as "token_id:5"."""
-    best_of: int | None = None
+    best_of: Int | None = None
     use_beam_search: bool | None = None
     """Return the `n` best outputs that as many beams find."""
     length_penalty: float | None = None

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Response
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.requests.messages import ChatInput, Message
+from octavo.server.requests.numbers import Int
 from octavo.server.requests.sampling import SamplingRequest
 from octavo.server.requests.tool_use import ToolUse, choose
 from octavo.server.requests.tools import NamedToolChoice
-from octavo.server.routes.context import RequestId, TheModel, check_fields
+from octavo.server.routes.context import BodySize, RequestId, TheModel, check_fields
 from octavo.server.routes.generation import GenerationJob, GenerationResponse
 from octavo.server.served_model import ServedModel
 from octavo.server.service import TheService
@@ -28,11 +29,11 @@ LONGEST_TAG = 32
 
 class ChatCompletionRequest(ChatInput, SamplingRequest):
     messages: list[Message]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: Int | None = None
+    max_completion_tokens: Int | None = None
     """Goes before max_tokens, which OpenAI has retired."""
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Int | None = None
     echo: bool | None = None
     """Begin the answer with the last message, if that is the assistant's."""
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
@@ -68,19 +69,20 @@ class ChatCompletionRequest(ChatInput, SamplingRequest):
 
 @router.post("/v1/chat/completions")
 async def chat_completions(
-    body: ChatCompletionRequest, model: TheModel, service: TheService, request_id: RequestId
+    body: ChatCompletionRequest, model: TheModel, service: TheService, request_id: RequestId, size: BodySize
 ) -> Response:
     headers = check_fields(body, model)
     model.check_generates()
     tools = body.tool_use()
     params = tools.constrain(body.sampling_params(model.info.config.runtime.sampling_defaults))
+    model.limits.check_num_choices(1, params.n)
     params = await model.prompts.with_bad_words(params)
     if body.template_tools and not model.prompts.text.chat_template.takes_tools:
         headers.append((b"x-octavo-warning", b"the tools are not shown to the model: its chat template has no place"))
     await model.check_structure(params, body.structure_field or "tools")
-    prompt = model.limits.truncated(await model.prompts.of_messages(body), body.truncate_prompt_tokens, params)
-    params = model.limits.with_max_tokens(params, len(prompt))
-    model.limits.check([prompt], params)
+    prompt = await model.prompts.of_messages(body, size)
+    prompt = model.limits.truncated(prompt, body.truncate_prompt_tokens, body.truncation_side, params)
+    params = model.limits.with_max_tokens(params, [prompt], is_asked=params.max_tokens is not None)
     reading = _reading(body, model, tools, prompt, is_free=params.structured_outputs is None)
     extras = Extras.of(body, model.prompts.tokenizer, params)
     answer = ChatFormat(request_id, model.name, params.n, ShownPrompt(prompt, body.echoed), extras, reading)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.prompts import Prompt
+from octavo.server.requests.numbers import Int
 from octavo.server.requests.sampling import SamplingRequest
 from octavo.server.routes.context import RequestId, TheModel, check_fields
 from octavo.server.routes.generation import GenerationJob, GenerationResponse
@@ -23,9 +24,9 @@ router = APIRouter()
 
 
 class CompletionRequest(SamplingRequest):
-    prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: int | None = 16
-    logprobs: int | None = None
+    prompt: str | list[str] | list[Int] | list[list[Int]]
+    max_tokens: Int | None = 16
+    logprobs: Int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
 
@@ -50,7 +51,7 @@ async def completions(body: CompletionRequest, model: TheModel, service: TheServ
     await model.check_structure(params, body.structure_field)
     prompts = await _prompts(body, model, params)
     token_ids = [prompt.token_ids for prompt in prompts]
-    model.limits.check(token_ids, params)
+    params = model.limits.with_max_tokens(params, token_ids, "max_tokens" in body.model_fields_set)
     shown = [ShownPrompt(prompt.token_ids, model.prompts.shown(prompt) if body.echo else None) for prompt in prompts]
     choices = [prompt for prompt in shown for _ in range(params.n)]
     tokenizer = model.prompts.tokenizer
@@ -77,4 +78,5 @@ async def _prompts(body: CompletionRequest, model: ServedModel, params: Sampling
             prompts.append(Prompt(prompt))
     if body.truncate_prompt_tokens is None:
         return prompts
-    return [Prompt(model.limits.truncated(prompt.token_ids, body.truncate_prompt_tokens, params)) for prompt in prompts]
+    length, side = body.truncate_prompt_tokens, body.truncation_side
+    return [Prompt(model.limits.truncated(prompt.token_ids, length, side, params)) for prompt in prompts]

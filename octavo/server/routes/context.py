@@ -1,6 +1,7 @@
 """What handlers are given (the service, the ready model, the request's id), and the check of a request's fields."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from octavo.server.requests.fields import ApiRequest
 from octavo.server.served_model import ServedModel
 from octavo.server.service import TheService
 
-__all__ = ["Header", "RequestId", "TheModel", "check_fields", "json_answer"]
+__all__ = ["BodySize", "Header", "RequestId", "TheModel", "check_fields", "check_unicode", "json_answer"]
 
 Header = tuple[bytes, bytes]
 MAX_WARNED_FIELDS = 10
@@ -29,7 +30,46 @@ def _request_id(request: Request) -> str:
 
 
 TheModel = Annotated[ServedModel, Depends(_ready_model)]
+
+
+async def _body_size(request: Request) -> int:
+    return len(await request.body())
+
+
+async def check_unicode(request: Request) -> None:
+    """Raises InvalidRequestError for a lone surrogate: JSON can escape one, but no text holds it."""
+    if not _escaped_surrogate(await request.body()):
+        return
+    body = await request.json()
+    for name, value in body.items() if isinstance(body, dict) else (("body", body),):
+        if (surrogate := _lone_surrogate([name, value])) is not None:
+            shown = name.encode("ascii", "backslashreplace").decode()[:64]
+            raise InvalidRequestError(
+                f"{shown} is not valid Unicode: it has a lone surrogate, U+{ord(surrogate):04X}.", param=shown
+            )
+
+
+def _lone_surrogate(value: object) -> str | None:
+    values = [value]
+    while values:
+        match values.pop():
+            case str(text):
+                if (found := _surrogate(text)) is not None:
+                    return found[0]
+            case list(items):
+                values += items
+            case dict(members):
+                values += members.keys()
+                values += members.values()
+    return None
+
+
+_escaped_surrogate = re.compile(rb"\\u[dD][89a-fA-F]").search
+_surrogate = re.compile("[\ud800-\udfff]").search
+
 RequestId = Annotated[str, Depends(_request_id)]
+BodySize = Annotated[int, Depends(_body_size)]
+"""Bytes."""
 
 
 def check_fields(body: ApiRequest, model: ServedModel) -> list[Header]:

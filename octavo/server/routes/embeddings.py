@@ -17,7 +17,8 @@ from octavo.api.embedding import check_dimensions, cut_off, pooling_of, vector_o
 from octavo.api.engine_client import Generation
 from octavo.errors import InvalidRequestError
 from octavo.server.http.access_log import tell_usage
-from octavo.server.requests.fields import ApiRequest, WireInt
+from octavo.server.requests.fields import ApiRequest
+from octavo.server.requests.numbers import Int, WireInt
 from octavo.server.routes.context import TheModel, check_fields
 from octavo.server.routes.generation import abort_on_disconnect
 from octavo.server.served_model import ServedModel
@@ -30,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EmbeddingRequest(ApiRequest):
-    input: str | list[str] | list[int] | list[list[int]]
+    input: str | list[str] | list[Int] | list[list[Int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: WireInt | None = None
     truncate_prompt_tokens: WireInt | None = None
@@ -91,7 +92,7 @@ class EmbeddingJob:
 async def create_embeddings(body: EmbeddingRequest, model: TheModel, service: TheService) -> Response:
     headers = check_fields(body, model)
     check_dimensions(body.dimensions, model.info)
-    most = cut_off(body.truncate_prompt_tokens, model.info.limits.max_model_len)
+    most = cut_off(body.truncate_prompt_tokens, model.limits.max_model_len)
     inputs = body.inputs(model.limits.max_request_choices)
     prompts = await model.prompts.of_inputs(inputs, body.add_special_tokens is not False, most)
     model.limits.check_inputs(prompts)

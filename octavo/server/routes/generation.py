@@ -65,7 +65,9 @@ class GenerationJob:
             format=answer,
             stream=bool(body.stream),
             includes_usage=options is not None and bool(options.include_usage),
-            has_continuous_usage=options is not None and bool(options.continuous_usage_stats),
+            has_continuous_usage=options is not None
+            and options.include_usage is not False
+            and bool(options.continuous_usage_stats),
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             headers=headers,
@@ -111,10 +113,11 @@ class GenerationResponse(Response):
         has_started = False
         try:
             async for deltas in generation:
-                events = self._events(generation, deltas)
+                # The usage of chunks that open the answer counts none of its tokens.
+                opening = [] if has_started else self._job.format.opening(self._chunk_usage())
+                events = [*map(_event, opening), *self._events(generation, deltas)]
                 if not has_started:
                     await _start(send, [*EVENT_STREAM, *self._job.headers])
-                    events = [*map(_event, self._job.format.opening(self._chunk_usage())), *events]
                     has_started = True
                 if events:
                     await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
@@ -183,12 +186,20 @@ EVENT_STREAM = [
 ]
 
 
+LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"]
+"""Characters at which many clients cut a stream into lines, though server-sent events know only CR and LF."""
+
+
 async def _start(send: Send, headers: list[tuple[bytes, bytes]]) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 def _event(content: msgspec.Struct) -> bytes:
-    return b"data: " + _encode(content) + b"\n\n"
+    data = _encode(content)
+    if not data.isascii():
+        for character, escape in LINE_SEPARATORS:
+            data = data.replace(character, escape)
+    return b"data: " + data + b"\n\n"
 
 
 async def abort_on_disconnect(receive: Receive, generation: Generation) -> None:

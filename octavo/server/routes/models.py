@@ -42,4 +42,4 @@ async def get_model(name: str, model: TheModel) -> Response:
 
 
 def _card(name: str, model: ServedModel) -> ModelCard:
-    return ModelCard(id=name, created=int(time.time()), root=model.root, max_model_len=model.info.limits.max_model_len)
+    return ModelCard(id=name, created=int(time.time()), root=model.root, max_model_len=model.limits.max_model_len)

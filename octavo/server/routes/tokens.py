@@ -6,7 +6,8 @@ from fastapi import APIRouter, Response
 from octavo.errors import InvalidRequestError
 from octavo.server.requests.fields import ApiRequest
 from octavo.server.requests.messages import ChatInput
-from octavo.server.routes.context import TheModel, check_fields, json_answer
+from octavo.server.requests.numbers import Int
+from octavo.server.routes.context import BodySize, TheModel, check_fields, json_answer
 
 __all__ = ["DetokenizeRequest", "Detokenized", "TokenizeRequest", "Tokenized", "router"]
 
@@ -18,10 +19,11 @@ class TokenizeRequest(ChatInput):
 
     prompt: str | None = None
     return_token_strs: bool | None = None
+    """Return the tokens as the vocabulary spells them, too."""
 
 
 class DetokenizeRequest(ApiRequest):
-    tokens: list[int]
+    tokens: list[Int]
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,17 +38,17 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, model: TheModel) -> Response:
+async def tokenize(body: TokenizeRequest, model: TheModel, size: BodySize) -> Response:
     headers = check_fields(body, model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("Send either prompt or messages.", param="prompt")
     if body.prompt is None:
-        token_ids = await model.prompts.of_messages(body)
+        token_ids = await model.prompts.of_messages(body, size)
     else:
         token_ids = (await model.prompts.of_text(body.prompt, body.add_special_tokens is not False)).token_ids
-    texts = [model.prompts.tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
+    texts = list(map(model.prompts.tokenizer.spelling, token_ids)) if body.return_token_strs else None
     answer = Tokenized(
-        count=len(token_ids), max_model_len=model.info.limits.max_model_len, tokens=token_ids, token_strs=texts
+        count=len(token_ids), max_model_len=model.limits.max_model_len, tokens=token_ids, token_strs=texts
     )
     return json_answer(answer, headers)
 

@@ -41,7 +41,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +51,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[dict[int, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
 
 
 class ChatFormat:
@@ -75,7 +75,10 @@ class ChatFormat:
     def opening(self, usage: ChunkUsage) -> list[msgspec.Struct]:
         role = Delta(role="assistant", content=self._prompt.echo or "")
         first, *others = [self._chunk([ChatChunkChoice(index, role)], usage) for index in range(len(self._readers))]
-        return [msgspec.structs.replace(first, prompt_token_ids=self._extras.ids(self._prompt.token_ids)), *others]
+        return [
+            msgspec.structs.replace(first, prompt_token_ids=self._extras.chunk_ids(self._prompt.token_ids)),
+            *others,
+        ]
 
     def chunks(self, index: int, piece: Piece, usage: ChunkUsage) -> list[msgspec.Struct]:
         reader = self._readers[index]
@@ -91,7 +94,7 @@ class ChatFormat:
                 self._extras.chat_logprobs(piece),
                 reader.finish_reason(piece.finish_reason),
                 piece.stop_reason,
-                self._extras.ids(piece.token_ids),
+                self._extras.chunk_ids(piece.token_ids),
             )
         )
         return [self._chunk([choice], usage) for choice in choices]

@@ -20,9 +20,9 @@ class TextChoice(msgspec.Struct, frozen=True):
     logprobs: TextLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[dict[int, PromptLogprob] | None] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | UnsetType | None = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,34 +51,55 @@ class TextFormat:
     def opening(self, usage: ChunkUsage) -> list[msgspec.Struct]:
         if self._extras.num_logprobs is not None:
             return []  # the prompt's text comes together with its log-probabilities, which take a while
-        prompts = enumerate(self._prompts)
-        return [self._chunk([TextChoice(index, prompt.echo)], usage) for index, prompt in prompts if prompt.echo]
+        choices = [self._opened(index) for index, prompt in enumerate(self._prompts) if prompt.echo]
+        return [self._chunk([choice], usage) for choice in choices]
+
+    def _opened(self, index: int) -> TextChoice:
+        prompt = self._prompts[index]
+        self._begin(index)
+        ids = self._extras.chunk_ids
+        return TextChoice(index, prompt.echo or "", token_ids=ids([]), prompt_token_ids=ids(prompt.token_ids))
 
     def chunks(self, index: int, piece: Piece, usage: ChunkUsage) -> list[msgspec.Struct]:
         if not piece.text and not self._extras.is_news(piece):
             return []
-        return [self._chunk([self._choice(index, piece, has_opened=self._extras.num_logprobs is None)], usage)]
+        is_first = self._begin(index)
+        prompt = self._prompts[index]
+        echo = prompt.echo or "" if is_first else ""
+        choice = TextChoice(
+            index,
+            echo + piece.text,
+            self._logprobs(index, piece, is_first),
+            piece.finish_reason,
+            piece.stop_reason,
+            self._extras.chunk_ids(piece.token_ids),
+            self._extras.chunk_ids(prompt.token_ids) if is_first else UNSET,
+        )
+        return [self._chunk([choice], usage)]
 
     def last(self, usage: Usage) -> msgspec.Struct:
         return self._chunk([], usage)
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> msgspec.Struct:
-        return self._chunk([self._choice(index, piece, False) for index, piece in enumerate(pieces)], usage)
+        return self._chunk([self._whole_choice(index, piece) for index, piece in enumerate(pieces)], usage)
 
-    def _choice(self, index: int, piece: Piece, has_opened: bool) -> TextChoice:
-        """`has_opened`: the prompt's text has been sent. A choice's first piece shows its prompt."""
-        prompt, is_first = self._prompts[index], not self._has_begun[index]
-        self._has_begun[index] = True
+    def _whole_choice(self, index: int, piece: Piece) -> TextChoice:
+        prompt = self._prompts[index]
         return TextChoice(
             index,
-            (prompt.echo or "") + piece.text if is_first and not has_opened else piece.text,
-            self._logprobs(index, piece, is_first),
+            (prompt.echo or "") + piece.text,
+            self._logprobs(index, piece, is_first=True),
             piece.finish_reason,
             piece.stop_reason,
             self._extras.ids(piece.token_ids),
-            self._extras.ids(prompt.token_ids) if is_first else UNSET,
+            self._extras.ids(prompt.token_ids),
             self._extras.prompt_logprobs(prompt, piece),
         )
+
+    def _begin(self, index: int) -> bool:
+        """Whether nothing of this choice has been sent yet: its first chunk shows its prompt."""
+        is_first, self._has_begun[index] = not self._has_begun[index], True
+        return is_first
 
     def _logprobs(self, index: int, piece: Piece, is_first: bool) -> TextLogprobs | None:
         if self._extras.num_logprobs is None:

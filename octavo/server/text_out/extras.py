@@ -42,15 +42,19 @@ class Extras:
             token_ids=bool(body.return_token_ids),
         )
 
-    def ids(self, token_ids: list[int]) -> list[int] | UnsetType:
+    def ids(self, token_ids: list[int]) -> list[int] | None:
+        return token_ids if self.token_ids else None
+
+    def chunk_ids(self, token_ids: list[int]) -> list[int] | UnsetType:
+        """In chunks a field that nobody asked for is left out."""
         return token_ids if self.token_ids else UNSET
 
     def chat_logprobs(self, piece: Piece) -> ChatLogprobs | None:
         return self.format.chat(piece)
 
-    def prompt_logprobs(self, prompt: ShownPrompt, piece: Piece) -> list[dict[int, PromptLogprob] | None] | UnsetType:
+    def prompt_logprobs(self, prompt: ShownPrompt, piece: Piece) -> list[dict[int, PromptLogprob] | None] | None:
         if self.num_prompt_logprobs is None or piece.prompt_logprobs is None:
-            return UNSET
+            return None
         return self.format.prompt(prompt.token_ids, piece.prompt_logprobs, self.num_prompt_logprobs)
 
     def is_news(self, piece: Piece) -> bool:
