@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-TIMED = ("tests/cli/", "tests/engine/", "tests/server/", "tests/test_field_failures.py")
+TIMED = ("tests/cli/", "tests/engine/", "tests/server/")
 """What measures time or kills processes: one after the other, in one process."""
 
 

@@ -1,5 +1,6 @@
-"""Generated pages are current, and the documentation's links lead somewhere."""
+"""Generated pages are current, and what the documentation points to is there."""
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -24,3 +25,14 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_every_kind_of_failure_in_the_field_names_tests_that_exist() -> None:
+    lines = (ROOT / "docs/field_failures.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| kind")]
+    named = [re.findall(r"`([\w/]+\.py)::(\w+)`", row) for row in rows]
+    assert all(named)
+    for path, name in (test for tests in named for test in tests):
+        body = ast.parse((ROOT / "tests" / path).read_text()).body
+        functions = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        assert name in functions, f"{path} has no {name}"

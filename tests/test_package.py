@@ -1,4 +1,4 @@
-"""The package as a whole: its public names, what importing it loads, its rings, its version and pins."""
+"""The package as a whole: its public names, what importing it loads, its version and pins."""
 
 import re
 import subprocess
@@ -45,11 +45,6 @@ def test_the_version_is_the_projects() -> None:
 
 def test_the_package_is_typed() -> None:
     assert (ROOT / "octavo" / "py.typed").exists()
-
-
-def test_the_rings_hold() -> None:
-    run = subprocess.run([Path(sys.executable).with_name("lint-imports")], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout
 
 
 def test_every_dependency_is_pinned() -> None:
