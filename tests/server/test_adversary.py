@@ -1,0 +1,146 @@
+"""Whatever a request holds, others are served as before: their streams, /health and the memory there is.
+
+What counts as harm is seen three times in a row for the same body: the machine may be busy with something else.
+`OCTAVO_ADVERSARY_SECONDS` sets how long the slow tests take; 600 each unless given.
+"""
+
+import os
+import random
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.adversary import Adversary, Case
+from tests.server.running import RunningServer, scripted
+from tests.server.witness import Seen, Witness
+
+SECONDS = float(os.environ.get("OCTAVO_ADVERSARY_SECONDS", "600"))
+NUM_TRIES = 3
+ANSWER_S = 20.0
+"""Clients leave after so long."""
+SETTLE_S = 0.05
+MAX_HEALTH_S = 0.1
+MAX_GAP_S = 0.25
+"""Beyond the engine's own pace: the API's share of it is what /health shows."""
+MAX_GROWTH = (1 << 30, 512 << 20)
+"""Bytes that the API's processes, and the engine's, may take beyond what they had before; for a moment."""
+MAX_KEPT = (200 << 20, 100 << 20)
+"""Bytes that they may have kept in the end."""
+PACE_S = 0.02
+HEADERS = {"Content-Type": "application/json"}
+VICTIM = {"prompt": "<slow>abc", "max_tokens": 15_000, "stream": True}
+OPTIONS = ["--max-model-len", "16k", "--max-num-seqs", "64", "--disable-access-log"]
+
+
+class Trial:
+    """Sends cases one after the other, and collects what harm they did."""
+
+    def __init__(self, server: RunningServer, witness: Witness, pace_s: float) -> None:
+        self._http = httpx.Client(base_url=server.url, timeout=ANSWER_S)
+        self._witness = witness
+        self._pace_s = pace_s
+        self.harm: list[str] = []
+        time.sleep(1)
+        self._before = witness.look().memory
+
+    def run(self, cases: Iterable[Case]) -> int:
+        num_cases = 0
+        for case in cases:
+            harms = []
+            while len(harms) < NUM_TRIES and (harm := self._try(case)):
+                harms.append(harm)
+            if len(harms) == NUM_TRIES:
+                self.harm.append(f"{case}: {min(harms, key=len)}")
+                print(self.harm[-1], flush=True)
+            num_cases += 1
+        return num_cases
+
+    def check_memory_is_back(self) -> None:
+        time.sleep(2)
+        self._witness.look()
+        time.sleep(0.2)
+        kept = [now - before for now, before in zip(self._witness.look().memory, self._before, strict=True)]
+        assert all(num_bytes < most for num_bytes, most in zip(kept, MAX_KEPT, strict=True)), kept
+
+    def _try(self, case: Case) -> str:
+        """What harm the case did; "" for none."""
+        body = case.body
+        self._witness.look()
+        wrong = self._post(case.path, body)
+        time.sleep(SETTLE_S)
+        return ", ".join(filter(None, [wrong, *self._complaints(self._witness.look())]))
+
+    def _post(self, path: str, body: bytes) -> str:
+        try:
+            response = self._http.post(path, content=body, headers=HEADERS)
+        except httpx.ReadTimeout:
+            return ""  # long answers are no harm
+        except httpx.TransportError as error:
+            return repr(error)
+        if response.status_code < 500:
+            return ""
+        error = response.json()["error"]
+        is_busy = response.status_code == 503 and error["code"] == "engine_busy"
+        return "" if is_busy else f"{response.status_code} {error['message'][:100]}"
+
+    def _complaints(self, seen: Seen) -> Iterator[str]:
+        if seen.trouble:
+            yield seen.trouble
+        if seen.health > MAX_HEALTH_S:
+            yield f"/health took {seen.health:.3f} s"
+        if seen.gap - self._pace_s > MAX_GAP_S:
+            yield f"a stream stood still for {seen.gap:.3f} s"
+        for name, now, before, most in zip(("API", "engine"), seen.memory, self._before, MAX_GROWTH, strict=True):
+            if now - before > most:
+                yield f"the {name} grew by {(now - before) >> 20} MiB"
+
+
+def trial(server: RunningServer, victim: dict[str, Any], pace_s: float, cases: Iterable[Case]) -> Trial:
+    with Witness(server.url, "/v1/completions", victim, server.process.pid, server.engine.pid) as witness:
+        done = Trial(server, witness, pace_s)
+        num_cases = done.run(cases)
+        print(f"{num_cases} cases")
+        done.check_memory_is_back()
+    return done
+
+
+@pytest.fixture
+def adversary(server: RunningServer) -> Adversary:
+    return Adversary(httpx.get(f"{server.url}/openapi.json").json())
+
+
+@pytest.fixture
+def victim_server(tokenizer_folder: Path) -> Iterator[RunningServer]:
+    with scripted(tokenizer_folder, *OPTIONS) as running:
+        yield running.wait_ready()
+
+
+def shuffled(cases: Iterable[Case], seed: int) -> list[Case]:
+    in_order = list(cases)
+    random.Random(seed).shuffle(in_order)
+    return in_order
+
+
+def for_seconds(cases: Iterable[Case], seconds: float) -> Iterator[Case]:
+    until = time.monotonic() + seconds
+    for case in cases:
+        if time.monotonic() > until:
+            return
+        yield case
+
+
+def test_no_body_of_a_megabyte_harms_others(adversary: Adversary, victim_server: RunningServer) -> None:
+    """One value for each field of each route."""
+    of_field = {str(case).split(":")[0]: case for case in shuffled(adversary.cases(1 << 20), seed=5)}
+    assert trial(victim_server, VICTIM, PACE_S, of_field.values()).harm == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 120)
+def test_no_body_harms_others(adversary: Adversary, victim_server: RunningServer) -> None:
+    cases = for_seconds(shuffled(adversary.cases(16_000_000), seed=7), SECONDS)
+    assert trial(victim_server, VICTIM, PACE_S, cases).harm == []
