@@ -5,7 +5,8 @@
     ├── CheckpointError           model files that are missing, damaged, or not what they claim
     │   └── UnknownArchitectureError
     ├── InvalidRequestError       one request's fault: HTTP 400
-    │   └── ContextLengthError    prompt (plus output) longer than the model or the KV pool allows
+    │   ├── ContextLengthError    prompt (plus output) longer than the model or the KV pool allows
+    │   └── ModelNotFoundError    another model than the served one: HTTP 404
     ├── RequestFailedError        the engine's fault, for one request: HTTP 500
     │   └── RequestTimeoutError   it took longer than --request-timeout: HTTP 504
     ├── EngineBusyError           refused before it was queued: HTTP 429 with Retry-After
@@ -22,6 +23,7 @@ __all__ = [
     "EngineBusyError",
     "EngineDeadError",
     "InvalidRequestError",
+    "ModelNotFoundError",
     "OctavoError",
     "RequestFailedError",
     "RequestTimeoutError",
@@ -63,6 +65,10 @@ class ContextLengthError(InvalidRequestError):
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message, param, "context_length_exceeded")
+
+
+class ModelNotFoundError(InvalidRequestError):
+    """The request asks for another model than the one that is served."""
 
 
 class RequestFailedError(OctavoError):

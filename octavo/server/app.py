@@ -1,13 +1,12 @@
 """The HTTP application, put together from its routes. `octavo.server.launch.serve` starts it."""
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 
 from octavo import __version__
 from octavo.server.http import health
 from octavo.server.http.errors import install_error_handlers
 from octavo.server.http.openapi import install_openapi
 from octavo.server.routes import chat, completions, embeddings, models, operations, tokens
-from octavo.server.routes.context import check_unicode
 from octavo.server.service import Service
 
 __all__ = ["create_app"]
@@ -21,7 +20,6 @@ def create_app(service: Service) -> FastAPI:
         version=__version__,
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(check_unicode)],
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.service = service

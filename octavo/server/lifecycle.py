@@ -26,19 +26,16 @@ from octavo.api.metrics import EngineMetrics
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.options import EngineConfig
 from octavo.server.app import create_app
+from octavo.server.body_reader import BodyReader
 from octavo.server.grammar_check import GrammarChecker
 from octavo.server.http.access_log import open_log
 from octavo.server.http.connection import ConnectionLimits, connections_within
 from octavo.server.http.edge import with_edge
 from octavo.server.launch import url_of
-from octavo.server.limits import Limits
 from octavo.server.options import ServerConfig
-from octavo.server.prompts import PromptMaker
 from octavo.server.served_model import ServedModel
 from octavo.server.service import Phase, Service
-from octavo.text.reasoning import find_reasoning_format
 from octavo.text.text_side import load_text_side
-from octavo.text.tool_calls import find_tool_format
 
 __all__ = ["run"]
 
@@ -116,8 +113,8 @@ class _Server:
                 return await self._until_end()
             finally:
                 self._client.close(EngineDeadError("The server is shutting down."))
-                if self._service.model is not None and self._service.model.grammars is not None:
-                    self._service.model.grammars.close()
+                if self._service.model is not None:
+                    self._service.model.close()
                 http.should_exit = True
                 http.force_exit = self._signals.second.is_set()
                 await serving
@@ -150,16 +147,14 @@ class _Server:
         text = await asyncio.to_thread(load_text_side, self._engine_config, self._config.chat_template)
         tokenizer_s = time.perf_counter() - start
         info = await self._client.wait_ready()
-        self._service.model = ServedModel(
-            names=(self._name,),
-            root=self._engine_config.model,
-            client=self._client,
-            prompts=PromptMaker(text, self._config.trust_request_chat_template),
-            limits=Limits(info, self._config.max_request_choices),
-            is_strict=self._config.strict,
-            grammars=GrammarChecker(self._engine_config, info.limits.vocab_size, info.eos_token_ids),
-            tool_format=find_tool_format(self._config.tool_call_parser, text.chat_template.source),
-            reasoning_format=find_reasoning_format(self._config.reasoning_parser, text.chat_template.source),
+        self._service.model = ServedModel.of(
+            self._engine_config,
+            self._config,
+            info,
+            text,
+            self._client,
+            GrammarChecker(self._engine_config, info.limits.vocab_size, info.eos_token_ids),
+            BodyReader(self._engine_config, self._config, info),
         )
         gc.freeze()  # what the start made stays: no collection walks over it while answers stream
         self._service.phase = Phase.READY

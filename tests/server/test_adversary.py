@@ -133,6 +133,7 @@ def for_seconds(cases: Iterable[Case], seconds: float) -> Iterator[Case]:
         yield case
 
 
+@pytest.mark.slow
 def test_no_body_of_a_megabyte_harms_others(adversary: Adversary, victim_server: RunningServer) -> None:
     """One value for each field of each route."""
     of_field = {str(case).split(":")[0]: case for case in shuffled(adversary.cases(1 << 20), seed=5)}

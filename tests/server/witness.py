@@ -1,8 +1,8 @@
 """Witness: a process of its own that looks on how a server treats others while a test sends it hostile requests.
 
-Run as `python -m tests.server.witness URL PATH BODY PID...`. It keeps a stream open, asks for /health all the while, and
-adds up the memory of each process with its descendants. For each line on standard input it prints the worst since the
-line before, as JSON.
+Run as `python -m tests.server.witness URL PATH BODY PID...`. It keeps a stream open, asks for /health all the while,
+and adds up the memory of each process with its descendants. For each line on standard input it prints the worst since
+the line before, as JSON.
 """
 
 import json

@@ -6,7 +6,6 @@ from http import HTTPStatus
 
 import msgspec
 from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Send
 
@@ -14,6 +13,7 @@ from octavo.errors import (
     EngineBusyError,
     EngineDeadError,
     InvalidRequestError,
+    ModelNotFoundError,
     OctavoError,
     RequestFailedError,
     RequestTimeoutError,
@@ -50,7 +50,10 @@ def describe(error: Exception) -> tuple[int, Error]:
     """The status and the body's content for an error; one that isn't ours is not explained to the client."""
     match error:
         case InvalidRequestError():
-            return 400, Error(message=error.message, type="invalid_request_error", param=error.param, code=error.code)
+            status = 404 if isinstance(error, ModelNotFoundError) else 400
+            return status, Error(
+                message=error.message, type="invalid_request_error", param=error.param, code=error.code
+            )
         case EngineBusyError():
             return 429, Error(message=str(error), type="rate_limit_error", code="engine_busy")
         case EngineDeadError():
@@ -62,10 +65,10 @@ def describe(error: Exception) -> tuple[int, Error]:
     return 500, Error(message="Internal server error; the server's log has the details.", type="server_error")
 
 
-def model_not_found(asked: str, served: str) -> HTTPException:
-    message = f"The model {_shown(asked)} does not exist. This server serves {served!r}."
-    error = Error(message=message, type="invalid_request_error", param="model", code="model_not_found")
-    return HTTPException(404, detail=error)
+def model_not_found(asked: str, served: str) -> ModelNotFoundError:
+    shown = ascii(asked[:MAX_SHOWN]) + ("..." if len(asked) > MAX_SHOWN else "")
+    message = f"The model {shown} does not exist. This server serves {served!r}."
+    return ModelNotFoundError(message, param="model", code="model_not_found")
 
 
 def not_serving(why: str, retry_after_s: int) -> HTTPException:
@@ -109,41 +112,12 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
     return _response(error.status_code, Error(message=message, type=kind), headers)
 
 
-def _on_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    message, param = _first_problem(error)
-    return _response(400, Error(message=message, type="invalid_request_error", param=param))
-
-
 def _on_any_error(request: Request, error: Exception) -> Response:
     status, body = describe(error)
     return _response(status, body)
 
 
-def _first_problem(error: RequestValidationError) -> tuple[str, str | None]:
-    """A sentence on the first field that is wrong, and its name."""
-    problems = error.errors()
-    first = problems[0]
-    if first["type"] == "json_invalid":
-        return f"The body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}.", None
-    path = [part for part in first["loc"] if part != "body"]
-    if not path:
-        return "The body must be a JSON object, sent with the header Content-Type: application/json.", None
-    param = str(path[0])[:MAX_SHOWN]
-    if first["type"] == "missing":
-        return f"{'.'.join(map(str, path))} is required.", param
-    # The alternatives of a union are reported one by one.
-    wishes = {problem["msg"].removeprefix("Input should be ") for problem in problems if path[0] in problem["loc"]}
-    return f"{param} must be {' or '.join(sorted(wishes))}, got {_shown(first.get('input'))}.", param
-
-
-def _shown(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
 def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(OctavoError, _on_octavo_error)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(StarletteHTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_any_error)

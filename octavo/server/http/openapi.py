@@ -9,19 +9,24 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from octavo.server.http.errors import ErrorBody
 from octavo.server.http.health import OPEN_PATHS, Health
-from octavo.server.routes.embeddings import EmbeddingList
+from octavo.server.routes.chat import ChatCompletionRequest
+from octavo.server.routes.completions import CompletionRequest
+from octavo.server.routes.embeddings import EmbeddingList, EmbeddingRequest
 from octavo.server.routes.models import ModelCard, ModelList
 from octavo.server.routes.operations import Version
-from octavo.server.routes.tokens import Detokenized, Tokenized
+from octavo.server.routes.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from octavo.server.text_out.chat import ChatChunk, ChatCompletion
 from octavo.server.text_out.completion import TextCompletion
 
 __all__ = ["ANSWERS", "Answer", "install_openapi"]
 
 REF = "#/components/schemas/{name}"
+MODEL_REF = REF.format(name="{model}")
 ERRORS = {
     400: "A field is wrong: `param` names it.",
     401: "No valid API key, where the server asks for one.",
@@ -41,20 +46,21 @@ BODY_ERRORS = tuple(ERRORS)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a 200 holds; None is plain text. `events` are what a streamed answer is made of."""
+    """What a 200 holds; None is plain text. `events` are what a streamed answer is made of, `body` what is sent."""
 
     content: type[msgspec.Struct] | None
     events: type[msgspec.Struct] | None = None
+    body: type[BaseModel] | None = None
 
 
 ANSWERS = {
-    "/v1/chat/completions": Answer(ChatCompletion, ChatChunk),
-    "/v1/completions": Answer(TextCompletion, TextCompletion),
-    "/v1/embeddings": Answer(EmbeddingList),
+    "/v1/chat/completions": Answer(ChatCompletion, ChatChunk, body=ChatCompletionRequest),
+    "/v1/completions": Answer(TextCompletion, TextCompletion, body=CompletionRequest),
+    "/v1/embeddings": Answer(EmbeddingList, body=EmbeddingRequest),
     "/v1/models": Answer(ModelList),
     "/v1/models/{name}": Answer(ModelCard),
-    "/tokenize": Answer(Tokenized),
-    "/detokenize": Answer(Detokenized),
+    "/tokenize": Answer(Tokenized, body=TokenizeRequest),
+    "/detokenize": Answer(Detokenized, body=DetokenizeRequest),
     "/version": Answer(Version),
     "/health": Answer(Health),
     "/ping": Answer(Health),
@@ -79,6 +85,9 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     kinds = {kind for answer in ANSWERS.values() for kind in (answer.content, answer.events) if kind is not None}
     _, answers = msgspec.json.schema_components([*kinds, ErrorBody], ref_template=REF)
     schemas.update(answers)
+    bodies = [answer.body for answer in ANSWERS.values() if answer.body is not None]
+    _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=MODEL_REF)
+    schemas.update(definitions["$defs"])
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
         for operation in operations.values():

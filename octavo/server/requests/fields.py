@@ -6,11 +6,12 @@ Types are checked here, ranges in `SamplingParams`. Limits of the vocabulary and
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from octavo.errors import InvalidRequestError
 
-__all__ = ["HARMLESS", "UNSUPPORTED", "ApiRequest"]
+__all__ = ["HARMLESS", "UNSUPPORTED", "ApiRequest", "Fields"]
 
 HARMLESS = frozenset(
     [
@@ -47,11 +48,30 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 """Values of these fields that ask for nothing, beside null, false and empty ones."""
 
 
-class ApiRequest(BaseModel):
-    """No coercion: "5" is no number. Unknown fields are kept, so that they can be named."""
+def _stop_at_faults(part: Any) -> None:
+    if isinstance(part, dict):
+        if part.get("type") in ("list", "dict"):
+            part["fail_fast"] = True
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            _stop_at_faults(inner)
+
+
+class Fields(BaseModel):
+    """No coercion: "5" is no number. Unknown fields are kept. A list is checked up to its first fault, so that what is
+    wrong takes no longer than what is right."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_at_faults(schema)
+        return schema
+
+
+class ApiRequest(Fields):
     model: str | None = None
     user: str | None = None
 

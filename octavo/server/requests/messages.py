@@ -2,26 +2,20 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from octavo.errors import InvalidRequestError
-from octavo.server.requests.fields import ApiRequest
+from octavo.server.requests.fields import ApiRequest, Fields
 from octavo.server.requests.tools import MessageCall, Tool, arguments_for_template
 
 __all__ = ["ChatInput", "ContentPart", "Message"]
 
 
-class ContentPart(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class ContentPart(Fields):
     type: str
     text: str | None = None
 
 
-class Message(BaseModel):
+class Message(Fields):
     """Fields beside these reach the chat template as they are."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     role: str
     content: str | list[ContentPart] | None = None

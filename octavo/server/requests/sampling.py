@@ -4,20 +4,16 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import BeamSearchOptions, SamplingParams
-from octavo.server.requests.fields import ApiRequest
+from octavo.server.requests.fields import ApiRequest, Fields
 from octavo.server.requests.numbers import Int, WireInt
 from octavo.server.requests.structure import StructureFields
 
 __all__ = ["SamplingRequest", "StreamOptions"]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class StreamOptions(Fields):
     include_usage: bool | None = None
     """Send a last chunk with the usage and no choices."""
     continuous_usage_stats: bool | None = None

@@ -5,18 +5,17 @@ Their shapes, and what they ask for together. Whether it compiles is found out i
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import StructuredOutputs
+from octavo.server.requests.fields import Fields
 
 __all__ = ["ResponseFormat", "StructureFields"]
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Fields):
     """What `strict` is makes no difference: the schema is always kept to."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     name: str = Field(min_length=1)
     schema_: dict[str, Any] = Field(alias="schema")
@@ -24,9 +23,7 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class ResponseFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -43,8 +40,8 @@ class ResponseFormat(BaseModel):
         return StructuredOutputs(json=self.json_schema.schema_)
 
 
-class StructuredOutputsField(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class StructuredOutputsField(Fields):
+    model_config = ConfigDict(extra="forbid")
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     """A JSON schema, or its text."""
@@ -64,7 +61,7 @@ class StructuredOutputsField(BaseModel):
         )
 
 
-class StructureFields(BaseModel):
+class StructureFields(Fields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsField | None = None
     guided_json: str | dict[str, Any] | None = None

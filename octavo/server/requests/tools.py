@@ -1,22 +1,18 @@
-"""Tools in requests: their definitions, the choice among them, and the calls in messages of before."""
+"""Tools in requests: their definitions, the choice among them, and the calls in messages of before.
+
+Fields beside the declared ones reach the chat template as they are.
+"""
 
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from octavo.errors import InvalidRequestError
+from octavo.server.requests.fields import Fields
 
 __all__ = ["FunctionDefinition", "MessageCall", "NamedToolChoice", "Tool", "arguments_for_template"]
 
 
-class _Strict(BaseModel):
-    """Fields beside the declared ones reach the chat template as they are."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class FunctionDefinition(_Strict):
+class FunctionDefinition(Fields):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -24,26 +20,26 @@ class FunctionDefinition(_Strict):
     strict: bool | None = None
 
 
-class Tool(_Strict):
+class Tool(Fields):
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class FunctionName(_Strict):
+class FunctionName(Fields):
     name: str
 
 
-class NamedToolChoice(_Strict):
+class NamedToolChoice(Fields):
     type: Literal["function"]
     function: FunctionName
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Fields):
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class MessageCall(_Strict):
+class MessageCall(Fields):
     """A call that an assistant's message made."""
 
     id: str | None = None

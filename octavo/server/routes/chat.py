@@ -12,10 +12,9 @@ from octavo.server.requests.numbers import Int
 from octavo.server.requests.sampling import SamplingRequest
 from octavo.server.requests.tool_use import ToolUse, choose
 from octavo.server.requests.tools import NamedToolChoice
-from octavo.server.routes.context import BodySize, RequestId, TheModel, check_fields
+from octavo.server.routes.context import Call, check_fields, post
 from octavo.server.routes.generation import GenerationJob, GenerationResponse
 from octavo.server.served_model import ServedModel
-from octavo.server.service import TheService
 from octavo.server.text_out.chat import ChatFormat
 from octavo.server.text_out.extras import Extras, ShownPrompt
 from octavo.server.text_out.reading import Reading, plan_reading
@@ -67,10 +66,9 @@ class ChatCompletionRequest(ChatInput, SamplingRequest):
         return self.make_params(defaults, max_tokens=max_tokens, logprobs=logprobs)
 
 
-@router.post("/v1/chat/completions")
-async def chat_completions(
-    body: ChatCompletionRequest, model: TheModel, service: TheService, request_id: RequestId, size: BodySize
-) -> Response:
+@post(router, "/v1/chat/completions")
+async def chat_completions(body: ChatCompletionRequest, call: Call) -> Response:
+    model = call.model
     headers = check_fields(body, model)
     model.check_generates()
     tools = body.tool_use()
@@ -79,15 +77,14 @@ async def chat_completions(
     params = await model.prompts.with_bad_words(params)
     if body.template_tools and not model.prompts.text.chat_template.takes_tools:
         headers.append((b"x-octavo-warning", b"the tools are not shown to the model: its chat template has no place"))
-    await model.check_structure(params, body.structure_field or "tools")
-    prompt = await model.prompts.of_messages(body, size)
+    prompt = await model.prompts.of_messages(body, call.size)
     prompt = model.limits.truncated(prompt, body.truncate_prompt_tokens, body.truncation_side, params)
     params = model.limits.with_max_tokens(params, [prompt], is_asked=params.max_tokens is not None)
     reading = _reading(body, model, tools, prompt, is_free=params.structured_outputs is None)
     extras = Extras.of(body, model.prompts.tokenizer, params)
-    answer = ChatFormat(request_id, model.name, params.n, ShownPrompt(prompt, body.echoed), extras, reading)
+    answer = ChatFormat(call.request_id, model.name, params.n, ShownPrompt(prompt, body.echoed), extras, reading)
     tokens = reading.visible(model.prompts.tokenizer)
-    return GenerationResponse(model.client, service, GenerationJob.of(body, [prompt], params, answer, tokens, headers))
+    return GenerationResponse(model, call.service, GenerationJob.of(body, [prompt], params, answer, tokens, headers))
 
 
 def _reading(

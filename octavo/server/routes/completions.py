@@ -11,10 +11,9 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.prompts import Prompt
 from octavo.server.requests.numbers import Int
 from octavo.server.requests.sampling import SamplingRequest
-from octavo.server.routes.context import RequestId, TheModel, check_fields
+from octavo.server.routes.context import Call, check_fields, post
 from octavo.server.routes.generation import GenerationJob, GenerationResponse
 from octavo.server.served_model import ServedModel
-from octavo.server.service import TheService
 from octavo.server.text_out.completion import TextFormat
 from octavo.server.text_out.extras import Extras, ShownPrompt
 
@@ -43,21 +42,21 @@ class CompletionRequest(SamplingRequest):
         return params
 
 
-@router.post("/v1/completions")
-async def completions(body: CompletionRequest, model: TheModel, service: TheService, request_id: RequestId) -> Response:
+@post(router, "/v1/completions")
+async def completions(body: CompletionRequest, call: Call) -> Response:
+    model = call.model
     headers = check_fields(body, model)
     model.check_generates()
     params = await model.prompts.with_bad_words(body.sampling_params(model.info.config.runtime.sampling_defaults))
-    await model.check_structure(params, body.structure_field)
     prompts = await _prompts(body, model, params)
     token_ids = [prompt.token_ids for prompt in prompts]
     params = model.limits.with_max_tokens(params, token_ids, "max_tokens" in body.model_fields_set)
     shown = [ShownPrompt(prompt.token_ids, model.prompts.shown(prompt) if body.echo else None) for prompt in prompts]
     choices = [prompt for prompt in shown for _ in range(params.n)]
     tokenizer = model.prompts.tokenizer
-    answer = TextFormat(request_id, model.name, choices, Extras.of(body, tokenizer, params))
+    answer = TextFormat(call.request_id, model.name, choices, Extras.of(body, tokenizer, params))
     job = GenerationJob.of(body, token_ids, params, answer, tokenizer, headers)
-    return GenerationResponse(model.client, service, job)
+    return GenerationResponse(model, call.service, job)
 
 
 async def _prompts(body: CompletionRequest, model: ServedModel, params: SamplingParams) -> list[Prompt]:

@@ -1,75 +1,87 @@
-"""What handlers are given (the service, the ready model, the request's id), and the check of a request's fields."""
+"""What routes share: the handlers of bodies, and what they are given with one; the check of a request's fields."""
 
 import json
-import re
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Generic, TypeVar, get_type_hints
 
 import msgspec
-from fastapi import Depends, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from octavo.errors import InvalidRequestError
+from octavo.server.body_reader import Resident
 from octavo.server.http.access_log import request_id_of
 from octavo.server.http.errors import model_not_found
 from octavo.server.requests.fields import ApiRequest
+from octavo.server.requests.parsing import parse
 from octavo.server.served_model import ServedModel
-from octavo.server.service import TheService
+from octavo.server.service import Service, TheService
 
-__all__ = ["BodySize", "Header", "RequestId", "TheModel", "check_fields", "check_unicode", "json_answer"]
+__all__ = ["Call", "Header", "TheModel", "check_fields", "json_answer", "post"]
 
 Header = tuple[bytes, bytes]
 MAX_WARNED_FIELDS = 10
+T = TypeVar("T", bound=ApiRequest)
 
 
 def _ready_model(service: TheService) -> ServedModel:
     return service.ready_model()
 
 
-def _request_id(request: Request) -> str:
-    return request_id_of(request.scope)
-
-
 TheModel = Annotated[ServedModel, Depends(_ready_model)]
 
 
-async def _body_size(request: Request) -> int:
-    return len(await request.body())
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a handler knows beside the request's fields."""
+
+    model: ServedModel
+    service: Service
+    request_id: str
+    size: int
+    """Bytes of the body."""
 
 
-async def check_unicode(request: Request) -> None:
-    """Raises InvalidRequestError for a lone surrogate: JSON can escape one, but no text holds it."""
-    if not _escaped_surrogate(await request.body()):
-        return
-    body = await request.json()
-    for name, value in body.items() if isinstance(body, dict) else (("body", body),):
-        if (surrogate := _lone_surrogate([name, value])) is not None:
-            shown = name.encode("ascii", "backslashreplace").decode()[:64]
-            raise InvalidRequestError(
-                f"{shown} is not valid Unicode: it has a lone surrogate, U+{ord(surrogate):04X}.", param=shown
-            )
+Handler = Callable[[T, Call], Awaitable[Response]]
 
 
-def _lone_surrogate(value: object) -> str | None:
-    values = [value]
-    while values:
-        match values.pop():
-            case str(text):
-                if (found := _surrogate(text)) is not None:
-                    return found[0]
-            case list(items):
-                values += items
-            case dict(members):
-                values += members.keys()
-                values += members.values()
-    return None
+@dataclass(frozen=True, slots=True)
+class _Handle(Generic[T]):
+    """A handler of bytes: `BodyReader` runs it on the event loop or in another process."""
+
+    handler: Handler[T]
+    kind: type[T]
+
+    async def __call__(self, body: bytes, request_id: str, resident: Resident) -> Response:
+        call = Call(resident["model"], resident["service"], request_id, len(body))
+        try:
+            return await self.handler(parse(self.kind, body), call)
+        except RecursionError:
+            raise InvalidRequestError("The body nests too deeply.") from None
 
 
-_escaped_surrogate = re.compile(rb"\\u[dD][89a-fA-F]").search
-_surrogate = re.compile("[\ud800-\udfff]").search
+def post(router: APIRouter, path: str) -> Callable[[Handler[T]], Handler[T]]:
+    """Registers a handler of a body, whose first parameter's type says which fields that has.
 
-RequestId = Annotated[str, Depends(_request_id)]
-BodySize = Annotated[int, Depends(_body_size)]
-"""Bytes."""
+    It may run in another process: it prepares a response, and leaves all else to that.
+    """
+
+    def register(handler: Handler[T]) -> Handler[T]:
+        handle = _Handle(handler, get_type_hints(handler)["body"])
+
+        async def endpoint(request: Request, model: TheModel, service: TheService) -> Response:
+            body, request_id = await request.body(), request_id_of(request.scope)
+            resident = model.resident(service)
+            if model.bodies is None:
+                return await handle(body, request_id, resident)
+            return await model.bodies.respond(handle, body, request_id, resident)
+
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{handle.kind.__name__}"}}}
+        described = {"requestBody": {"content": content, "required": True}}
+        router.post(path, name=handler.__name__, openapi_extra=described)(endpoint)
+        return handler
+
+    return register
 
 
 def check_fields(body: ApiRequest, model: ServedModel) -> list[Header]:

@@ -19,10 +19,10 @@ from octavo.errors import InvalidRequestError
 from octavo.server.http.access_log import tell_usage
 from octavo.server.requests.fields import ApiRequest
 from octavo.server.requests.numbers import Int, WireInt
-from octavo.server.routes.context import TheModel, check_fields
+from octavo.server.routes.context import Call, check_fields, post
 from octavo.server.routes.generation import abort_on_disconnect
 from octavo.server.served_model import ServedModel
-from octavo.server.service import Service, TheService
+from octavo.server.service import Service
 
 __all__ = ["EmbeddingList", "EmbeddingRequest", "router"]
 
@@ -88,8 +88,9 @@ class EmbeddingJob:
     headers: list[tuple[bytes, bytes]]
 
 
-@router.post("/v1/embeddings")
-async def create_embeddings(body: EmbeddingRequest, model: TheModel, service: TheService) -> Response:
+@post(router, "/v1/embeddings")
+async def create_embeddings(body: EmbeddingRequest, call: Call) -> Response:
+    model = call.model
     headers = check_fields(body, model)
     check_dimensions(body.dimensions, model.info)
     most = cut_off(body.truncate_prompt_tokens, model.limits.max_model_len)
@@ -104,7 +105,7 @@ async def create_embeddings(body: EmbeddingRequest, model: TheModel, service: Th
         cache_salt=body.cache_salt,
         headers=headers,
     )
-    return EmbeddingResponse(model, job, service)
+    return EmbeddingResponse(model, job, call.service)
 
 
 class EmbeddingResponse(Response):

@@ -14,13 +14,14 @@ from msgspec import UNSET
 from starlette.types import Receive, Scope, Send
 
 from octavo.api.choice import Choice, Piece, merge
-from octavo.api.engine_client import EngineClient, Generation
+from octavo.api.engine_client import Generation
 from octavo.core.step import RequestDelta
 from octavo.errors import OctavoError
 from octavo.sampling_params import SamplingParams
 from octavo.server.http.access_log import tell_usage
 from octavo.server.http.errors import ErrorBody, describe
 from octavo.server.requests.sampling import SamplingRequest
+from octavo.server.served_model import ServedModel
 from octavo.server.service import Service
 from octavo.server.text_out.shapes import ChunkUsage, Format, PromptTokensDetails, Usage
 from octavo.text.detokenizer import TokenBytes
@@ -47,6 +48,8 @@ class GenerationJob:
     headers: list[tuple[bytes, bytes]]
     tokens: TokenBytes
     """The tokenizer, as the text of the answers needs it."""
+    structure_field: str | None
+    """The field that asks for structured output."""
 
     @classmethod
     def of(
@@ -72,22 +75,25 @@ class GenerationJob:
             cache_salt=body.cache_salt,
             headers=headers,
             tokens=tokens,
+            structure_field=body.structure_field,
         )
 
 
 class GenerationResponse(Response):
     """Errors before the first byte are raised, for the error handlers to answer; later ones become an event."""
 
-    def __init__(self, client: EngineClient, service: Service, job: GenerationJob) -> None:
+    def __init__(self, model: ServedModel, service: Service, job: GenerationJob) -> None:
         super().__init__()
         self._service = service
-        self._client = client
+        self._model = model
         self._job = job
-        self._choices = [Choice(job.tokens, job.params) for _ in range(len(job.prompts) * job.params.n)]
+        self._choices: list[Choice] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
-        generation = self._client.generate(job.prompts, job.params, job.priority, job.cache_salt)
+        await self._model.check_structure(job.params, job.structure_field or "tools")
+        self._choices = [Choice(job.tokens, job.params) for _ in range(len(job.prompts) * job.params.n)]
+        generation = self._model.client.generate(job.prompts, job.params, job.priority, job.cache_salt)
         with self._service.answering(), generation:
             watcher = asyncio.create_task(abort_on_disconnect(receive, generation))
             try:

@@ -7,7 +7,7 @@ from octavo.errors import InvalidRequestError
 from octavo.server.requests.fields import ApiRequest
 from octavo.server.requests.messages import ChatInput
 from octavo.server.requests.numbers import Int
-from octavo.server.routes.context import BodySize, TheModel, check_fields, json_answer
+from octavo.server.routes.context import Call, check_fields, json_answer, post
 
 __all__ = ["DetokenizeRequest", "Detokenized", "TokenizeRequest", "Tokenized", "router"]
 
@@ -37,13 +37,14 @@ class Detokenized(msgspec.Struct, frozen=True):
     prompt: str
 
 
-@router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, model: TheModel, size: BodySize) -> Response:
+@post(router, "/tokenize")
+async def tokenize(body: TokenizeRequest, call: Call) -> Response:
+    model = call.model
     headers = check_fields(body, model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("Send either prompt or messages.", param="prompt")
     if body.prompt is None:
-        token_ids = await model.prompts.of_messages(body, size)
+        token_ids = await model.prompts.of_messages(body, call.size)
     else:
         token_ids = (await model.prompts.of_text(body.prompt, body.add_special_tokens is not False)).token_ids
     texts = list(map(model.prompts.tokenizer.spelling, token_ids)) if body.return_token_strs else None
@@ -53,8 +54,9 @@ async def tokenize(body: TokenizeRequest, model: TheModel, size: BodySize) -> Re
     return json_answer(answer, headers)
 
 
-@router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, model: TheModel) -> Response:
+@post(router, "/detokenize")
+async def detokenize(body: DetokenizeRequest, call: Call) -> Response:
+    model = call.model
     headers = check_fields(body, model)
     model.limits.check_vocabulary(body.tokens, "tokens")
     return json_answer(Detokenized(model.prompts.decode(body.tokens)), headers)

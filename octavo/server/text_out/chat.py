@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -68,9 +69,14 @@ class ChatFormat:
         self._id = f"chatcmpl-{request_id}"
         self._created = int(time.time())
         self._model = model
-        self._readers = [MessageReader(reading or Reading()) for _ in range(num_choices)]
+        self._num_choices = num_choices
+        self._reading = reading or Reading()
         self._prompt = prompt
         self._extras = extras
+
+    @cached_property
+    def _readers(self) -> list[MessageReader]:
+        return [MessageReader(self._reading) for _ in range(self._num_choices)]
 
     def opening(self, usage: ChunkUsage) -> list[msgspec.Struct]:
         role = Delta(role="assistant", content=self._prompt.echo or "")

@@ -84,20 +84,27 @@ def plan_reading(
         tools = None
     if tools is None and reasoning is None:
         return Reading()
-
-    def read_message(source: Source, sink: PartSink) -> Steps[None]:
-        if reasoning is not None:
-            yield from read_reasoning(source, sink, reasoning, is_reasoning_open)
-        yield from read_content(source, sink) if tools is None else tools.read(source, sink, use.names)
-
     markers = () if reasoning is None else (reasoning.start, reasoning.end)
     return Reading(
-        read=read_message,
+        read=partial(_read_message, tools=tools, names=use.names, reasoning=reasoning, is_open=is_reasoning_open),
         markers=frozenset([*markers, *(() if tools is None else tools.markers)]),
         max_calls=None if use.is_parallel else 1,
         keeps_reasoning=keeps_reasoning,
         new_call_id=new_call_id,
     )
+
+
+def _read_message(
+    source: Source,
+    sink: PartSink,
+    tools: ToolFormat | None,
+    names: frozenset[str],
+    reasoning: ReasoningFormat | None,
+    is_open: bool,
+) -> Steps[None]:
+    if reasoning is not None:
+        yield from read_reasoning(source, sink, reasoning, is_open)
+    yield from read_content(source, sink) if tools is None else tools.read(source, sink, names)
 
 
 class MessageReader:
