@@ -16,8 +16,9 @@ if TYPE_CHECKING:
         RequestTimeoutError,
         UnknownArchitectureError,
     )
-    from octavo.llm import LLM, BeamSearchOutput, EmbeddingOutput, RequestOutput
+    from octavo.llm import LLM
     from octavo.options import EngineConfig
+    from octavo.outputs import BeamSearchOutput, EmbeddingOutput, RequestOutput
     from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputs
     from octavo.server.options import ServerConfig
 
@@ -48,9 +49,9 @@ __all__ = [
 
 _MODULES = {
     "LLM": "octavo.llm",
-    "BeamSearchOutput": "octavo.llm",
-    "EmbeddingOutput": "octavo.llm",
-    "RequestOutput": "octavo.llm",
+    "BeamSearchOutput": "octavo.outputs",
+    "EmbeddingOutput": "octavo.outputs",
+    "RequestOutput": "octavo.outputs",
     "EngineConfig": "octavo.options",
     "ServerConfig": "octavo.server.options",
     "BeamSearchParams": "octavo.sampling_params",

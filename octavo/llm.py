@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from itertools import count, islice
-from types import FrameType
+from os import PathLike, fspath
 from typing import Any, cast
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,15 +18,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from octavo.api.choice import Choice
 from octavo.api.embedding import check_dimensions, cut_off, pooling_of, vector_of
 from octavo.checkpoint.model_config import PoolingConfig
-from octavo.core.step import RequestDelta, TokenLogprobs
+from octavo.core.step import RequestDelta
 from octavo.engine.startup import StartProgress, build_engine
-from octavo.errors import ConfigError, InvalidRequestError
+from octavo.errors import ConfigError, InvalidRequestError, OctavoError
 from octavo.ipc.messages import AddPooling, AddRequest
 from octavo.options import EngineConfig
+from octavo.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, EmbeddingOutput, RequestOutput
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.text.text_side import load_text_side
 
-__all__ = ["LLM", "BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "EmbeddingOutput", "RequestOutput"]
+__all__ = ["LLM"]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}."""
@@ -34,74 +35,20 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(slots=True)
-class CompletionOutput:
-    """One of a prompt's `n` completions."""
+class _Call:
+    """One `generate`, `embed` or stream. Calls may overlap: a step that one makes serves the requests of all."""
 
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] | None = None
-    """One entry a token, where asked for."""
-    finish_reason: str | None = None
-    """"stop" (end of sequence, stop token or stop string) or "length"."""
-    stop_reason: int | str | None = None
-    """The stop token or stop string; None for the model's own end of sequence."""
-    score: float | None = None
-    """Of beam search: by what the completions are ranked."""
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """A prompt and its completions."""
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    num_cached_tokens: int = 0
-    """Prompt tokens whose KV was taken from the prefix cache."""
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """One entry a token of the prompt, where asked for; None for the first."""
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSearchSequence:
-    """A prompt and one of its continuations."""
-
-    text: str
-    """Of both, without the token that ended it."""
-    tokens: list[int]
-    """Of both, with the token that ended it."""
-    logprobs: list[TokenLogprobs]
-    """One entry a token of the continuation."""
-    cum_logprob: float
-    score: float
-    """cum_logprob / number of the continuation's tokens ** length_penalty."""
-    finish_reason: str | None
-    stop_reason: int | str | None
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSearchOutput:
-    """A prompt's likeliest continuations, as far as beam search finds them, best first."""
-
-    sequences: list[BeamSearchSequence]
-
-
-@dataclass(slots=True)
-class EmbeddingOutput:
-    """A text and its embedding."""
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    embedding: list[float] = field(default_factory=list)
-    num_cached_tokens: int = 0
-    """Tokens whose KV was taken from the prefix cache."""
+    open_ids: set[int] = field(default_factory=set)
+    """Its requests that have not ended."""
+    error: OctavoError | None = None
+    """Why one of them failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
     """One completion while it is generated."""
 
+    call: _Call
     request: RequestOutput
     output: CompletionOutput
     choice: Choice
@@ -112,6 +59,7 @@ class _Sequence:
 class _Text:
     """One text while it is embedded."""
 
+    call: _Call
     output: EmbeddingOutput
     pooling: PoolingConfig
     dimensions: int | None
@@ -131,14 +79,14 @@ def _progress(show: bool) -> Progress:
     return Progress(*columns, disable=not show, transient=False)
 
 
-def _engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
+def _engine_config(model: str | PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
     known = [item.name for item in fields(EngineConfig)]
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"LLM has no option {name!r}.{hint}")
-    return EngineConfig(model=model, **options)
+    return EngineConfig(model=fspath(model), **options)
 
 
 class LLM:
@@ -147,7 +95,9 @@ class LLM:
     `options` are those of `octavo serve`, as keyword arguments. Raises ConfigError and CheckpointError.
     """
 
-    def __init__(self, model: str, *, chat_template: str | None = None, use_tqdm: bool = True, **options: Any) -> None:
+    def __init__(
+        self, model: str | PathLike[str], *, chat_template: str | None = None, use_tqdm: bool = True, **options: Any
+    ) -> None:
         config = _engine_config(model, options)
         with _progress(use_tqdm) as progress:
             self.engine, self.info = build_engine(config, _LoadingBar(progress))
@@ -221,16 +171,17 @@ class LLM:
         """Answer one conversation, yielding text as it is generated. Closing the generator aborts the request."""
         params = sampling_params or self.default_sampling_params(max_tokens=None)
         params = params.with_bad_words_encoded(self._encode_plain)
-        request = self._add(*self._encode_chat(messages, {}), params)
-        output, sent = request.outputs[0], 0
-        try:
-            while output.finish_reason is None:
-                self._step()
-                if len(output.text) > sent:
-                    yield output.text[sent:]
-                    sent = len(output.text)
-        finally:
-            self._abort_all()
+        prompt, sent = self._encode_chat(messages, {}), 0
+        with self._call() as call:
+            output = self._add(call, *prompt, params).outputs[0]
+            while True:
+                if new := output.text[sent:]:  # another call may have made the step
+                    sent += len(new)
+                    yield new
+                elif not self._is_running(call):
+                    return
+                else:
+                    self._step()
 
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None:
@@ -260,11 +211,13 @@ class LLM:
         outputs = [EmbeddingOutput(*self._encode(prompt, most)) for prompt in _as_prompts(prompts)]
         for output in outputs:
             self.engine.limits.check_input(output.prompt_token_ids)
-        for output in outputs:
-            request_id = next(self._request_ids)
-            self._open[request_id] = _Text(output, pooling, dimensions)
-            self.engine.add_pooling(AddPooling(request_id=request_id, prompt_token_ids=output.prompt_token_ids))
-        self._finish_all("Embeddings", use_tqdm)
+        with self._call() as call:
+            for output in outputs:
+                request_id = next(self._request_ids)
+                self.engine.add_pooling(AddPooling(request_id=request_id, prompt_token_ids=output.prompt_token_ids))
+                self._open[request_id] = _Text(call, output, pooling, dimensions)
+                call.open_ids.add(request_id)
+            self._finish(call, "Embeddings", use_tqdm)
         return outputs
 
     def _encode(self, prompt: Prompt, most: int | None = None) -> tuple[str | None, list[int]]:
@@ -288,25 +241,42 @@ class LLM:
         params = [one.with_bad_words_encoded(self._encode_plain) for one in params]
         for (_, token_ids), one in zip(prompts, params, strict=True):
             self.engine.limits.check(token_ids, one)
-        requests = [self._add(text, ids, one) for (text, ids), one in zip(prompts, params, strict=True)]
-        self._finish_all("Completions", use_tqdm)
+        with self._call() as call:
+            requests = [self._add(call, text, ids, one) for (text, ids), one in zip(prompts, params, strict=True)]
+            self._finish(call, "Completions", use_tqdm)
         return requests
 
-    def _finish_all(self, description: str, use_tqdm: bool) -> None:
-        """Step until every open request has ended; if that fails none is left."""
-        total = len(self._open)
-        shown: AbstractContextManager[Progress | None] = _progress(use_tqdm) if use_tqdm else nullcontext()
+    @contextmanager
+    def _call(self) -> Iterator[_Call]:
+        """A call without requests yet. Those that it adds and that have not ended when it is left are aborted."""
+        call = _Call()
         try:
-            with shown as progress:
-                task = progress.add_task(description, total=total) if progress else None
-                while self._open:
-                    self._step()
-                    if progress and task is not None:
-                        progress.update(task, completed=total - len(self._open))
+            yield call
         finally:
-            self._abort_all()
+            for request_id in call.open_ids:
+                del self._open[request_id]
+                self.engine.abort(request_id)
+            while not self._open and self.engine.has_unfinished_requests:  # what is in flight is nobody's
+                self.engine.step()
 
-    def _add(self, text: str | None, token_ids: list[int], params: SamplingParams) -> RequestOutput:
+    def _finish(self, call: _Call, description: str, use_tqdm: bool) -> None:
+        """Step until every request of the call has ended. Raises RequestFailedError as soon as one fails."""
+        total = len(call.open_ids)
+        shown: AbstractContextManager[Progress | None] = _progress(use_tqdm) if use_tqdm else nullcontext()
+        with shown as progress:
+            task = progress.add_task(description, total=total) if progress else None
+            while self._is_running(call):
+                self._step()
+                if progress and task is not None:
+                    progress.update(task, completed=total - len(call.open_ids))
+
+    def _is_running(self, call: _Call) -> bool:
+        """Whether requests of the call are open. Raises the error of one that failed."""
+        if call.error is not None:
+            raise call.error
+        return bool(call.open_ids)
+
+    def _add(self, call: _Call, text: str | None, token_ids: list[int], params: SamplingParams) -> RequestOutput:
         request = RequestOutput(text, token_ids, [CompletionOutput(index) for index in range(params.n)])
         request_ids = list(islice(self._request_ids, params.n))
         self.engine.add_request(
@@ -315,22 +285,27 @@ class LLM:
         for request_id, output in zip(request_ids, request.outputs, strict=True):
             if params.logprobs is not None:
                 output.logprobs = []
-            self._open[request_id] = _Sequence(request, output, Choice(self.tokenizer, params), params)
+            self._open[request_id] = _Sequence(call, request, output, Choice(self.tokenizer, params), params)
+            call.open_ids.add(request_id)
         return request
 
     def _step(self) -> None:
         with _interrupts_held_back():
             deltas = self.engine.step()
         for delta in deltas:
-            match self._open.get(delta.request_id):
-                case _Sequence() as sequence:
-                    self._apply(sequence, delta)
-                case _Text() as text:
-                    del self._open[delta.request_id]
-                    text.output.num_cached_tokens = delta.num_cached_tokens
-                    text.output.embedding = vector_of(delta, text.pooling, text.dimensions).tolist()
+            opened = self._open.get(delta.request_id)
+            if opened is None:
+                continue
+            try:
+                has_ended = self._apply(opened, delta) if isinstance(opened, _Sequence) else _embed(opened, delta)
+            except OctavoError as error:
+                opened.call.error, has_ended = error, True
+            if has_ended:
+                del self._open[delta.request_id]
+                opened.call.open_ids.remove(delta.request_id)
 
-    def _apply(self, sequence: _Sequence, delta: RequestDelta) -> None:
+    def _apply(self, sequence: _Sequence, delta: RequestDelta) -> bool:
+        """Whether the completion has ended."""
         output, choice = sequence.output, sequence.choice
         piece = choice.append(delta)
         sequence.request.num_cached_tokens = max(sequence.request.num_cached_tokens, choice.num_cached_tokens)
@@ -343,34 +318,32 @@ class LLM:
             output.logprobs += piece.logprobs or []
         output.score = delta.score
         output.finish_reason, output.stop_reason = piece.finish_reason, piece.stop_reason
-        if choice.is_finished:
-            del self._open[delta.request_id]
-            if delta.finish_reason is None:  # a stop string, which the engine doesn't see
-                self.engine.finish(delta.request_id, choice.num_tokens)
+        if choice.is_finished and delta.finish_reason is None:  # a stop string, which the engine doesn't see
+            self.engine.finish(delta.request_id, choice.num_tokens)
+        return choice.is_finished
 
-    def _abort_all(self) -> None:
-        """Leave nothing behind when a run ends early."""
-        for request_id in self._open:
-            self.engine.abort(request_id)
-        self._open.clear()
-        while self.engine.has_unfinished_requests:
-            self.engine.step()
+
+def _embed(text: _Text, delta: RequestDelta) -> bool:
+    text.output.num_cached_tokens = delta.num_cached_tokens
+    text.output.embedding = vector_of(delta, text.pooling, text.dimensions).tolist()
+    return True
 
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
     """Let Ctrl-C arrive after the block: a step that ends half-way would leave the scheduler waiting for it."""
-    if threading.current_thread() is not threading.main_thread():
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:  # None: not Python's to restore
         yield
         return
-    arrived: list[tuple[int, FrameType | None]] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+    arrived: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-    if arrived and callable(handler):
-        handler(*arrived[0])
+    if arrived:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -3,36 +3,67 @@
 Options carry vLLM's names. The command line, `LLM(...)` and docs/options.md are made from these fields.
 """
 
+import math
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args
 
 from octavo.errors import ConfigError
 
-__all__ = ["EngineConfig", "check_choices", "check_range", "option"]
+__all__ = ["EngineConfig", "check_options", "option"]
 
+KIND_NAMES: dict[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    tuple[str, ...]: "a tuple of texts",
+}
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
 
-def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, metavar: str | None = None) -> Any:
-    """A dataclass field with what the command line needs to know of it."""
-    metadata = {"help": help, "choices": choices, "metavar": metavar}
-    return field(default=default, metadata=metadata)
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field with its help, the values that it takes, and its name for a value in the help."""
+    return field(
+        default=default,
+        metadata={"help": help, "choices": choices, "least": least, "most": most, "metavar": metavar},
+    )
 
 
-def check_choices(config: Any) -> None:
+def check_options(config: Any) -> None:
+    """Raises ConfigError for a field whose value is not of its type, its choices or its range."""
     for item in fields(config):
-        choices, value = item.metadata.get("choices"), getattr(config, item.name)
-        if choices and value is not None and value not in choices:
-            name = item.name.replace("_", "-")
-            raise ConfigError(f"--{name} must be one of {', '.join(choices)}, got {value!r}.")
+        name, value, known = f"--{item.name.replace('_', '-')}", getattr(config, item.name), item.metadata
+        kinds = get_args(item.type) if isinstance(item.type, UnionType) else (item.type,)
+        if value is None and NoneType in kinds:
+            continue
+        kind = kinds[0]
+        if not _is_of_kind(kind, value):
+            raise ConfigError(f"{name} must be {KIND_NAMES[kind]}, got {value!r}.")
+        if known["choices"] and value not in known["choices"]:
+            raise ConfigError(f"{name} must be one of {', '.join(known['choices'])}, got {value!r}.")
+        least, most = known["least"], known["most"]
+        if (least is not None and value < least) or (most is not None and value > most):
+            allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise ConfigError(f"{name} must be {allowed}, got {value}.")
 
 
-def check_range(config: Any, name: str, low: float, high: float | None = None) -> None:
-    value = getattr(config, name)
-    if value is None or (value >= low and (high is None or value <= high)):
-        return
-    allowed = f"at least {low}" if high is None else f"from {low} to {high}"
-    raise ConfigError(f"--{name.replace('_', '-')} must be {allowed}, got {value}.")
+def _is_of_kind(kind: Any, value: object) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind == tuple[str, ...]:
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    return isinstance(value, kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +98,15 @@ class EngineConfig:
         "value of a head has a scale.",
         choices=("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"),
     )
-    max_model_len: int | None = option(None, "Most tokens of prompt and output together; default: the model's own.")
-    max_num_seqs: int = option(128, "Most requests in one step.")
+    max_model_len: int | None = option(
+        None, "Most tokens of prompt and output together; default: the model's own.", least=1
+    )
+    max_num_seqs: int = option(128, "Most requests in one step.", least=1)
     max_num_batched_tokens: int | None = option(
         None,
         "Most tokens in one step; default: on the CPU what takes about 200 ms by measurement, on a GPU 8192. "
         "At least --max-model-len in encoders, which compute a text in one step.",
+        least=1,
     )
     block_size: int = option(16, "Tokens in a KV block: a multiple of 16.")
     enable_prefix_caching: bool = option(True, "Keep the KV of finished prompts and reuse it.")
@@ -94,15 +128,21 @@ class EngineConfig:
         choices=("predicted", "greedy"),
     )
     gpu_memory_utilization: float | None = option(
-        None, "Share of the free memory that weights and KV pool may take (on the CPU too: of the container's memory)."
+        None,
+        "Share of the free memory that weights and KV pool may take (on the CPU too: of the container's memory).",
+        least=0.01,
+        most=1.0,
     )
-    kv_cache_memory_bytes: int | None = option(None, "Size of the KV pool in bytes; suffixes K, M, G are understood.")
+    kv_cache_memory_bytes: int | None = option(
+        None, "Size of the KV pool in bytes; suffixes K, M, G are understood.", least=1
+    )
     swap_space: float = option(
         0.0,
         "GiB of a second tier of KV blocks: for preempted requests, evicted prefixes, sequences longer than the pool.",
+        least=0,
     )
     num_swap_blocks: int | None = option(
-        None, "The same in blocks; where both are given the smaller wins.", metavar="NUM_SWAP_BLOCKS"
+        None, "The same in blocks; where both are given the smaller wins.", metavar="NUM_SWAP_BLOCKS", least=0
     )
     kv_cache_dir: str | None = option(
         None, "Folder for the file that holds the tier on the CPU; default: the one for temporary files."
@@ -117,7 +157,7 @@ class EngineConfig:
         "auto", "Which kernels compute: auto, CPU, or REFERENCE (plain torch).", choices=("auto", "CPU", "REFERENCE")
     )
     num_threads: int | None = option(
-        None, "CPU threads that compute; default: what affinity and the container's CPU quota allow."
+        None, "CPU threads that compute; default: what affinity and the container's CPU quota allow.", least=1
     )
     async_scheduling: bool = option(False, "Schedule the next step while one computes.")
     seed: int = option(0, "Seeds requests that bring no seed of their own.")
@@ -131,14 +171,6 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "max_model_len", 1)
-        check_range(self, "max_num_seqs", 1)
-        check_range(self, "max_num_batched_tokens", 1)
-        check_range(self, "kv_cache_memory_bytes", 1)
-        check_range(self, "num_threads", 1)
-        check_range(self, "swap_space", 0)
-        check_range(self, "num_swap_blocks", 0)
-        check_range(self, "gpu_memory_utilization", 0.01, 1.0)
+        check_options(self)
         if self.block_size < 16 or self.block_size % 16:
             raise ConfigError(f"--block-size must be a positive multiple of 16, got {self.block_size}.")

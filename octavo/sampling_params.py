@@ -123,6 +123,10 @@ NO_BEAM_SEARCH: tuple[tuple[str, tuple[Any, ...]], ...] = (
 """Fields that beam search has no place for, and the values that ask for nothing."""
 
 
+NOTHING: dict[str, Any] = {"logit_bias": {}, "bad_words": (), "stop": (), "stop_token_ids": ()}
+"""What None means, which is vLLM's default for these."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose a request's tokens and when to stop. Field names and meanings are vLLM's.
@@ -184,6 +188,9 @@ class SamplingParams:
     """False: return token ids only."""
 
     def __post_init__(self) -> None:
+        for name, nothing in NOTHING.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, nothing)
         _check_int("n", self.n, 1, 128, "an integer from 1 to 128")
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 0, math.inf, "an integer of at least 0")

@@ -1,6 +1,9 @@
 """LLM: the offline API, on tiny random models."""
 
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from octavo import LLM, ConfigError, ContextLengthError, InvalidRequestError, RequestFailedError, SamplingParams
+from octavo import (
+    LLM,
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    InvalidRequestError,
+    RequestFailedError,
+    SamplingParams,
+)
+from octavo.sampling_params import BeamSearchOptions
 from tests.tiny_models import make_folder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -215,3 +227,104 @@ def test_one_request_may_use_the_whole_pool_however_many_could_run(tmp_path: Pat
     assert llm.info.config.scheduler.num_blocks == 512 // 16
     (output,) = llm.generate([7] * 480, SamplingParams(max_tokens=32, ignore_eos=True), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 32
+
+
+def test_two_streams_and_a_run_between_take_turns_on_one_engine(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "run"}]
+    (alone,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    first, second = llm.stream_chat(messages, GREEDY), llm.stream_chat(messages, GREEDY)
+    texts = [next(first), next(second)]
+    (between,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert between.outputs[0].text == alone.outputs[0].text
+    assert [text + "".join(stream) for text, stream in zip(texts, (first, second), strict=True)] == [
+        alone.outputs[0].text
+    ] * 2
+    assert llm.engine.stats().num_used_blocks == 0
+
+
+def test_a_stream_that_is_left_early_does_not_end_another(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "run"}]
+    (alone,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    left, kept = llm.stream_chat(messages, GREEDY), llm.stream_chat(messages, GREEDY)
+    text = next(kept)
+    next(left)
+    left.close()
+    assert text + "".join(kept) == alone.outputs[0].text
+
+
+def test_a_failure_reaches_the_call_whose_request_failed(eager_llm: LLM) -> None:
+    runner = eager_llm.engine.executor._runner.forward  # type: ignore[attr-defined]
+    model = runner.model
+
+    def poison(input_ids: torch.Tensor, hidden_states: torch.Tensor) -> None:
+        hidden_states[input_ids == 9] = float("nan")
+
+    messages = [{"role": "user", "content": "run"}]
+    runner.model = Altered(model, poison)
+    try:
+        text = "".join(eager_llm.stream_chat(messages, GREEDY))
+        stream = eager_llm.stream_chat(messages, GREEDY)
+        begun = next(stream)
+        with pytest.raises(RequestFailedError, match="not finite"):
+            eager_llm.generate([9] * 7, GREEDY, use_tqdm=False)
+        assert begun + "".join(stream) == text
+    finally:
+        runner.model = model
+
+
+def test_a_request_that_only_the_engine_refuses_leaves_no_other_behind(llm: LLM) -> None:
+    """Beam search looks at so many tokens at a time that the model has to have them."""
+    wide = SamplingParams(n=128, beam_search=BeamSearchOptions(), stop_token_ids=(4, 5), max_tokens=2)
+    with pytest.raises(InvalidRequestError, match="n must be smaller for beam search"):
+        llm.generate(["the night"] * 2, [GREEDY, wide], use_tqdm=False)
+    assert not llm.engine.has_unfinished_requests
+    assert llm.engine.stats().num_used_blocks == 0
+
+
+SIGNALLED = """
+import signal, sys
+from octavo.llm import _interrupts_held_back
+
+signal.signal(signal.SIGINT, getattr(signal, sys.argv[1]))
+with _interrupts_held_back():
+    signal.raise_signal(signal.SIGINT)
+    print("the step ends", flush=True)
+print("ignored", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "status", "output"),
+    [("SIG_DFL", -signal.SIGINT, "the step ends\n"), ("SIG_IGN", 0, "the step ends\nignored\n")],
+)
+def test_an_interrupt_does_after_the_step_what_the_process_has_set(handler: str, status: int, output: str) -> None:
+    run = subprocess.run([sys.executable, "-c", SIGNALLED, handler], capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (status, output)
+
+
+def test_none_means_the_default_as_in_vllm() -> None:
+    unset: dict[str, Any] = dict.fromkeys(("stop", "stop_token_ids", "logit_bias", "bad_words"))
+    assert SamplingParams(**unset) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_num_seqs": "8"}, "--max-num-seqs must be a whole number, got '8'"),
+        ({"max_num_seqs": True}, "--max-num-seqs must be a whole number, got True"),
+        ({"max_model_len": 1.5}, "--max-model-len must be a whole number, got 1.5"),
+        ({"enforce_eager": "yes"}, "--enforce-eager must be true or false, got 'yes'"),
+        ({"swap_space": "4"}, "--swap-space must be a finite number, got '4'"),
+        ({"swap_space": float("nan")}, "--swap-space must be a finite number, got nan"),
+        ({"dtype": torch.float32}, "--dtype must be a text, got torch.float32"),
+        ({"max_num_seqs": None}, "--max-num-seqs must be a whole number, got None"),
+    ],
+)
+def test_an_option_of_another_type_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        LLM("somewhere", **options)
+
+
+def test_a_model_may_be_a_path(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nothing"):
+        LLM(tmp_path / "nothing", use_tqdm=False)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from octavo.errors import ConfigError
-from octavo.options import check_choices, check_range, option
+from octavo.options import check_options, option
 from octavo.text.reasoning import REASONING_FORMATS
 from octavo.text.tool_calls import TOOL_FORMATS
 
@@ -15,7 +15,7 @@ class ServerConfig:
     """The HTTP server's options."""
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
-    port: int = option(8000, "Port to listen on; 0 picks a free one.")
+    port: int = option(8000, "Port to listen on; 0 picks a free one.", least=0, most=65535)
     served_model_name: str | None = option(None, "Name clients use for the model; default: the --model value.")
     chat_template: str | None = option(
         None, "Chat template, a file with one, or the name of one of the model's, instead of its default."
@@ -34,14 +34,18 @@ class ServerConfig:
     strict: bool = option(False, "Refuse requests with fields that nobody knows, instead of naming them in a header.")
     disable_access_log: bool = option(False, "Do not log each request.")
     access_log_format: str = option("text", "How each request is logged.", choices=("text", "json"))
-    shutdown_timeout: float = option(30.0, "Seconds that open requests get to finish after SIGTERM.")
+    shutdown_timeout: float = option(30.0, "Seconds that open requests get to finish after SIGTERM.", least=0)
     max_num_queued_reqs: int = option(
-        1024, "Requests that may wait for their first token; more are refused with status 429 and Retry-After."
+        1024, "Requests that may wait for their first token; more are refused with status 429 and Retry-After.", least=1
     )
-    max_num_queued_tokens: int = option(1_000_000, "Prompt tokens that may wait likewise.")
-    request_timeout: float | None = option(None, "Seconds after which a request ends with an error; default: never.")
+    max_num_queued_tokens: int = option(1_000_000, "Prompt tokens that may wait likewise.", least=1)
+    request_timeout: float | None = option(
+        None, "Seconds after which a request ends with an error; default: never.", least=0.001
+    )
     client_timeout: float = option(
-        60.0, "Seconds that a client may take to send a request, or read nothing of its answer, before it is cut off."
+        60.0,
+        "Seconds that a client may take to send a request, or read nothing of its answer, before it is cut off.",
+        least=0.001,
     )
     api_key: tuple[str, ...] = option(
         (), "Keys, one of which a request must bear; also read from the environment variable OCTAVO_API_KEY."
@@ -50,26 +54,18 @@ class ServerConfig:
     ssl_keyfile: str | None = option(None, "Private key, to serve HTTPS.")
     ssl_certfile: str | None = option(None, "Certificate, with those that it was signed with after it.")
     ssl_ca_certs: str | None = option(None, "Authorities whose certificates clients may show.")
-    ssl_cert_reqs: int = option(0, "Whether clients must show a certificate: 0 no, 1 they may, 2 they must.")
+    ssl_cert_reqs: int = option(
+        0, "Whether clients must show a certificate: 0 no, 1 they may, 2 they must.", least=0, most=2
+    )
     allowed_origins: tuple[str, ...] = option((), "Origins whose pages browsers let call the server; * for all.")
     allowed_methods: tuple[str, ...] = option(("*",), "Methods that they may use.")
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that they may send.")
     allow_credentials: bool = option(False, "Let them send cookies and the like.")
-    max_header_bytes: int = option(65_536, "Most bytes of a request's headers.")
-    max_body_bytes: int = option(16 << 20, "Most bytes of a request's body.")
-    max_request_choices: int = option(2048, "Most choices of one request: its prompts times n.")
+    max_header_bytes: int = option(65_536, "Most bytes of a request's headers.", least=1024)
+    max_body_bytes: int = option(16 << 20, "Most bytes of a request's body.", least=1024)
+    max_request_choices: int = option(2048, "Most choices of one request: its prompts times n.", least=1)
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "port", 0, 65535)
-        check_range(self, "shutdown_timeout", 0)
-        check_range(self, "max_num_queued_reqs", 1)
-        check_range(self, "max_num_queued_tokens", 1)
-        check_range(self, "request_timeout", 0.001)
-        check_range(self, "client_timeout", 0.001)
-        check_range(self, "ssl_cert_reqs", 0, 2)
-        check_range(self, "max_header_bytes", 1024)
-        check_range(self, "max_body_bytes", 1024)
-        check_range(self, "max_request_choices", 1)
+        check_options(self)
         if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs) and not self.ssl_certfile:
             raise ConfigError("HTTPS needs --ssl-certfile beside the other --ssl options.")
