@@ -6,7 +6,7 @@ Long texts are tokenised in a thread, so that running streams do not wait for th
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.sampling_params import SamplingParams
@@ -20,6 +20,12 @@ __all__ = ["LONG_TEXT", "Prompt", "PromptMaker"]
 T = TypeVar("T")
 LONG_TEXT = 8192
 """Characters that take several milliseconds to tokenise."""
+
+
+ORDINARY_ROLES = frozenset(["system", "user", "assistant"])
+MAX_TRIED_ROLES = 4
+"""Each costs two renderings of a short chat."""
+LONGEST_ROLE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +50,31 @@ class PromptMaker:
         Raises InvalidRequestError for messages that the template refuses.
         """
         request.check_parts()
-        template = self._template(request)
+        template = self.template_of(request)
 
         def render_and_encode() -> list[int]:
             text = template.render(
-                [message.for_template(f"messages[{i}]") for i, message in enumerate(request.messages or ())],
+                [message.for_template() for message in request.messages or ()],
                 request.add_generation_prompt is not False,
                 request.template_tools,
                 request.documents or None,
                 continue_final_message=bool(request.continue_final_message),
-                **_template_variables(request),
+                **request.template_variables,
             )
-            return self.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+            try:
+                return self.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+            except InvalidRequestError as error:  # a lone surrogate in JSON within JSON, which is only read here
+                raise InvalidRequestError(error.message, param="messages") from None
 
         is_slow = request.chat_template is not None  # or may be
         return await _run(render_and_encode, LONG_TEXT if is_slow else size)
+
+    def dropped_roles(self, request: ChatInput) -> list[str]:
+        """Roles whose messages the template leaves out in silence."""
+        roles = {message.role for message in request.messages or ()} - ORDINARY_ROLES
+        template = self.template_of(request)
+        tried = [role for role in sorted(roles) if len(role) <= LONGEST_ROLE][:MAX_TRIED_ROLES]
+        return [role for role in tried if not template.shows(role)]
 
     async def of_text(self, text: str, add_special_tokens: bool = True) -> Prompt:
         token_ids = await _run(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))
@@ -90,7 +106,8 @@ class PromptMaker:
     def decode(self, token_ids: list[int]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def _template(self, request: ChatInput) -> ChatTemplate:
+    def template_of(self, request: ChatInput) -> ChatTemplate:
+        """The model's chat template, or the request's own. Raises InvalidRequestError."""
         if request.chat_template is None:
             return self.text.chat_template
         if not self.trusts_request_template:
@@ -103,16 +120,6 @@ class PromptMaker:
             return ChatTemplate(request.chat_template, self.tokenizer.special_tokens)
         except ConfigError as error:
             raise InvalidRequestError(str(error), param="chat_template") from error
-
-
-def _template_variables(request: ChatInput) -> dict[str, Any]:
-    variables = request.chat_template_kwargs or {}
-    taken = {"messages", "add_generation_prompt", "continue_final_message", "tools", "documents", "self"}
-    if clash := taken & variables.keys():
-        raise InvalidRequestError(
-            f"chat_template_kwargs can't set {min(clash)}: it has a field of its own.", param="chat_template_kwargs"
-        )
-    return variables
 
 
 async def _run(work: Callable[[], T], num_characters: int) -> T:

@@ -6,6 +6,7 @@ Knows nothing of token ids. A rendered prompt has its special tokens written out
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,9 @@ __all__ = ["ChatTemplate", "Message", "load_chat_template"]
 Message = Mapping[str, Any]
 
 CONTINUE_MARK = "\ue000octavo continues here\ue001 "  # its last character shows whether the template strips content
+
+
+MAX_KNOWN_ROLES = 64
 
 
 class ChatTemplate:
@@ -39,8 +43,28 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._now = now
         self._template = None if source is None else _compile(source)
-        self._takes_parts = source is not None and _iterates_over_content(source)
+        self._uses = NO_USES if source is None else _uses_of_content(source)
+        self._shown: dict[str, bool] = {}  # by role
         self.source = source
+
+    def shows(self, role: str) -> bool:
+        """Whether a message of this role gets into the prompt, as far as a trial shows: some templates drop those they
+        do not know. One that a template refuses is not dropped."""
+        if role not in self._shown:
+            if len(self._shown) > MAX_KNOWN_ROLES:
+                self._shown.clear()
+            self._shown[role] = self._template is None or self._try_to_show(role)
+        return self._shown[role]
+
+    def _try_to_show(self, role: str) -> bool:
+        before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+        for others in (before, []):
+            try:
+                if CONTINUE_MARK.strip() in self.render([*others, {"role": role, "content": CONTINUE_MARK}]):
+                    return True
+            except InvalidRequestError:
+                return True
+        return False
 
     @property
     def takes_tools(self) -> bool:
@@ -59,8 +83,9 @@ class ChatTemplate:
     ) -> str:
         """The prompt. `kwargs` are further variables of the template; they can replace special tokens, nothing else.
 
-        Content given as a list of text parts is joined, unless the template goes through parts itself. Raises
-        InvalidRequestError, with the template's own message where it refuses the messages.
+        Messages come in the form that the template takes: parts of text are joined unless it goes through them,
+        absent content is empty unless it asks for none, "developer" is "system" where it does not know that role.
+        Raises InvalidRequestError, with the template's own message where it refuses the messages.
         """
         if self._template is None:
             raise InvalidRequestError(
@@ -70,38 +95,67 @@ class ChatTemplate:
             )
         if not messages:
             raise InvalidRequestError("messages must hold at least one message.", param="messages")
-        chat = [self._prepared(message) for message in messages]
-        final = ""
-        if continue_final_message:
-            if add_generation_prompt:
-                raise InvalidRequestError(
-                    "continue_final_message and add_generation_prompt can't both be true: one goes on with the last "
-                    "message, the other begins a new one.",
-                    param="continue_final_message",
-                )
-            final = _mark_end(chat[-1])
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt can't both be true: one goes on with the last "
+                "message, the other begins a new one.",
+                param="continue_final_message",
+            )
         variables = {
             **self._special_tokens,
             **kwargs,
             "strftime_now": lambda pattern: self._now().strftime(pattern),
-            "messages": chat,
             "tools": None if tools is None else list(tools),
             "documents": None if documents is None else list(documents),
             "add_generation_prompt": add_generation_prompt,
         }
+        chat = [self._prepared(message) for message in messages]
+        final = _mark_end(chat[-1], messages[-1]) if continue_final_message else ""
         try:
-            prompt = self._template.render(variables)
+            prompt = self._template.render(variables | {"messages": chat})
         except Exception as error:  # a template can fail in any way; none of them is ours
-            raise InvalidRequestError(f"The chat template failed: {error}", param="messages") from error
+            prompt = self._render_plainly(variables, chat, error)
         return _cut_at_mark(prompt, final) if continue_final_message else prompt
 
+    def _render_plainly(self, variables: dict[str, Any], chat: list[dict[str, Any]], error: Exception) -> str:
+        """Once more, without what the template may have stumbled over: content that is none, arguments of calls that
+        are no objects. Raises InvalidRequestError."""
+        assert self._template is not None
+        plain = list(map(_plain, chat))
+        refusal = InvalidRequestError(f"The chat template failed: {error}", param="messages")
+        if plain == chat:
+            raise refusal from error
+        try:
+            return self._template.render(variables | {"messages": plain})
+        except Exception:
+            raise refusal from error
+
     def _prepared(self, message: Message) -> dict[str, Any]:
-        """A copy without absent (None) fields, its content a string if the template wants one."""
+        """A copy without absent (None) fields, its role and content as the template wants them."""
         prepared = {key: value for key, value in message.items() if value is not None}
+        if prepared.get("role") == "developer" and "developer" not in (self.source or ""):
+            prepared["role"] = "system"
         content = prepared.get("content")
-        if isinstance(content, list):
-            prepared["content"] = [dict(part) for part in content] if self._takes_parts else _joined_text(content)
+        if content is None:
+            prepared["content"] = None if self._uses.asks_for_none else ""
+        elif isinstance(content, list):
+            prepared["content"] = [dict(part) for part in content] if self._uses.goes_through else _joined_text(content)
         return prepared
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    plain = message | {"content": "" if message["content"] is None else message["content"]}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls):
+        plain["tool_calls"] = [_with_object(call) for call in calls]
+    return plain
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
 
 
 def load_chat_template(argument: str, named: Mapping[str, str] | None = None) -> str:
@@ -138,10 +192,10 @@ def _joined_text(parts: Sequence[Any]) -> str:
     return "\n".join(texts)
 
 
-def _mark_end(message: dict[str, Any]) -> str:
-    """Append the mark to the message's text; return that text."""
-    content = message.get("content")
-    if isinstance(content, str):
+def _mark_end(message: dict[str, Any], given: Message) -> str:
+    """Append the mark to the message's text, if it was `given` one; return that text."""
+    content = message["content"]
+    if isinstance(content, str) and given.get("content") is not None:
         message["content"] = content + CONTINUE_MARK
         return content
     for part in reversed(content if isinstance(content, list) else []):
@@ -217,12 +271,22 @@ def _compile(source: str) -> "Template":
         ) from error
 
 
-@lru_cache(maxsize=64)
-def _iterates_over_content(source: str) -> bool:
-    """Whether the template goes through a message's content part by part: `{% for part in message.content %}`.
+@dataclass(frozen=True, slots=True)
+class ContentUses:
+    """What a template does with a message's content."""
 
-    Followed through filters, names that are set to the content, and macros that are called with it.
-    """
+    goes_through: bool = False
+    """It takes it part by part: `{% for part in message.content %}`."""
+    asks_for_none: bool = False
+    """`{% if message.content is none %}`, or is not, or a comparison with none."""
+
+
+NO_USES = ContentUses()
+
+
+@lru_cache(maxsize=64)
+def _uses_of_content(source: str) -> ContentUses:
+    """Followed through filters, names that are set to the content, and macros that are called with it."""
     from jinja2 import nodes
 
     tree = _environment().parse(source)
@@ -234,7 +298,14 @@ def _iterates_over_content(source: str) -> bool:
     aliases: set[str] = set()
     while found := {name for name, value in bindings if _is_content(value, aliases)} - aliases:
         aliases |= found
-    return any(_is_content(loop.iter, aliases) for loop in tree.find_all(nodes.For))
+    tested = [test.node for test in tree.find_all(nodes.Test) if test.name == "none"]
+    for comparison in tree.find_all(nodes.Compare):
+        if any(isinstance(operand.expr, nodes.Const) and operand.expr.value is None for operand in comparison.ops):
+            tested.append(comparison.expr)
+    return ContentUses(
+        goes_through=any(_is_content(loop.iter, aliases) for loop in tree.find_all(nodes.For)),
+        asks_for_none=any(_is_content(node, aliases) for node in tested),
+    )
 
 
 def _is_content(node: "nodes.Node | None", aliases: set[str]) -> bool:

@@ -21,6 +21,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from octavo.core.step import TokenMask
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import StructuredOutputs
+from octavo.text.json_schema import rewrite
 from octavo.text.tokenizer import Tokenizer
 
 __all__ = ["GrammarCompiler", "Matcher", "grammar_source"]
@@ -52,8 +53,6 @@ MAX_COMPILED = 32
 """Grammars kept ready for the next request that asks for the same."""
 KNOWN_FORMATS = frozenset(["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"])
 MAX_MESSAGE_CHARACTERS = 500
-DATA_KEYWORDS = frozenset(["const", "default", "enum", "example", "examples"])
-"""Keywords of a schema whose values are data, not schemas."""
 
 
 def _refusal(message: str) -> InvalidRequestError:
@@ -90,23 +89,18 @@ def _from_schema(schema: object) -> str:
     if not isinstance(schema, dict):
         raise _refusal("a schema must be an object that something satisfies.")
     try:
-        text = json.dumps(_without_unknown_formats(schema), ensure_ascii=False)
+        text = json.dumps(rewrite(schema, _without_unknown_formats), ensure_ascii=False)
         return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)  # type: ignore[arg-type]
     except (ValueError, RecursionError) as error:
         raise _refusal(str(error)) from None
 
 
-def _without_unknown_formats(schema: object) -> object:
+def _without_unknown_formats(schema: dict[str, Any]) -> dict[str, Any]:
     """A format that nobody knows is an annotation (JSON Schema 2020-12, validation, 7.2.1)."""
-    if isinstance(schema, list):
-        return [_without_unknown_formats(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: value if key in DATA_KEYWORDS else _without_unknown_formats(value)
-        for key, value in schema.items()
-        if not (key == "format" and isinstance(value, str) and value not in KNOWN_FORMATS)
-    }
+    form = schema.get("format")
+    if isinstance(form, str) and form not in KNOWN_FORMATS:
+        return {key: value for key, value in schema.items() if key != "format"}
+    return schema
 
 
 def _literal(text: str) -> str:

@@ -135,11 +135,6 @@ def test_a_number_that_is_none_is_refused(http: httpx.Client, literal: str) -> N
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
         (CHAT, {"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
         (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
-        (
-            CHAT,
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            "messages",
-        ),
         (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
         (CHAT, {"chat_template": "{{ messages }}"}, "chat_template"),
         (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),

@@ -235,3 +235,13 @@ def test_the_model_s_defaults_apply_and_the_request_s_values_win(strict: tuple[h
     long = [{"role": "user", "content": "x" * 480}]
     room = 512 - http.post("/tokenize", json={"messages": long}).json()["count"]
     assert post(http, CHAT, messages=long, truncate_prompt_tokens=511)["usage"]["completion_tokens"] == min(3, room)
+
+
+def test_a_role_that_the_template_drops_is_warned_of(strict: tuple[httpx.Client, RunningServer]) -> None:
+    http, _ = strict
+    messages = [{"role": "critic", "content": "Bad."}, *USER]
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    warned = http.post(CHAT, json={"messages": messages, "chat_template": template})
+    assert warned.json()["choices"][0]["message"]["content"] == "abc"
+    assert '"critic"' in warned.headers["x-octavo-warning"]
+    assert "x-octavo-warning" not in http.post(CHAT, json={"messages": messages}).headers

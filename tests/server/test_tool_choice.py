@@ -93,6 +93,27 @@ def test_schemas_that_are_too_deep_name_the_tools() -> None:
     assert refused.value.param == "tools"
 
 
+def arguments_of(parameters: Any) -> Any:
+    """The schema that a forced call of a function with these parameters is bound to."""
+    tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": parameters}})
+    choice = NamedToolChoice.model_validate({"function": {"name": "f"}})
+    structure = choose([tool], choice, True).constrain(SamplingParams()).structured_outputs
+    assert structure is not None
+    return json.loads(str(structure.json))
+
+
+def test_unusual_names_of_types_are_understood() -> None:
+    for kind in ("OBJECT", "dict", ["object", "null"], "Object"):
+        assert arguments_of({"type": kind}) == {"type": "object"}
+    inner = {"a": {"type": "STRING"}, "b": {"type": ["int", "NULL"]}, "type": {"type": "any"}, "c": {"enum": ["dict"]}}
+    assert arguments_of({"type": "dict", "properties": inner})["properties"] == {
+        "a": {"type": "string"}, "b": {"type": ["integer", "null"]}, "type": {}, "c": {"enum": ["dict"]}
+    }  # fmt: skip
+    for wrong in ("array", ["string", "null"], 5):
+        with pytest.raises(InvalidRequestError, match="object"):
+            arguments_of({"type": wrong})
+
+
 @pytest.fixture(scope="module")
 def smollm2() -> Iterator[httpx.Client]:
     options = ["--model", gguf_path(), "--port", "0", "--max-model-len", "512", "--max-num-seqs", "4"]

@@ -242,3 +242,21 @@ def test_tools_that_the_template_does_not_show_are_warned_about(http: httpx.Clie
     response = http.post(PATH, json={"messages": say("x"), "tools": TOOLS})
     assert response.status_code == 200
     assert "chat template" in response.headers["x-octavo-warning"]
+
+
+def test_former_functions_are_answered_with_a_function_call(hermes: httpx.Client) -> None:
+    functions = [tool["function"] for tool in TOOLS]
+    text = 'So: <tool_call>{"name": "now", "arguments": {"zone": "é"}}</tool_call>'
+    body = {"messages": say(text), "functions": functions, "function_call": "auto"}
+    (choice,) = hermes.post(PATH, json=body).json()["choices"]
+    call = {"name": "now", "arguments": '{"zone": "é"}'}
+    assert choice["message"]["function_call"] == call
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "function_call"
+    deltas = [chunk["choices"][0]["delta"].get("function_call", {}) for chunk in chunks_of(hermes, PATH, **body)]
+    assert [delta["name"] for delta in deltas if "name" in delta] == ["now"]
+    assert "".join(delta.get("arguments", "") for delta in deltas) == call["arguments"]
+    for nothing in ({"functions": [], "function_call": "none"}, {"functions": functions, "function_call": "none"}):
+        answer = hermes.post(PATH, json={"messages": say(text), **nothing})
+        assert answer.status_code == 200, answer.text
+        assert "function_call" not in answer.json()["choices"][0]["message"]

@@ -234,3 +234,52 @@ def test_the_option_takes_a_file_or_a_template(tmp_path: Path) -> None:
 def test_importing_the_module_does_not_import_jinja2_or_torch() -> None:
     code = "import sys, octavo.text.chat_template; sys.exit(bool({'jinja2', 'torch'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
+)
+NONE_MEANS_A_CALL = (
+    "{% for m in messages %}{% if m.content is none %}[call]{% else %}{{ m.content + ';' }}{% endif %}{% endfor %}"
+)
+KNOWN_ROLES = "{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content }};{% endfor %}"
+ITEMS = "{% for m in messages %}{% for c in m.tool_calls %}{% for k, v in c.function.arguments | items %}{{ k }}={{ v }};{% endfor %}{% endfor %}{% endfor %}"  # noqa: E501
+
+
+def rendered(source: str, *messages: dict[str, Any]) -> str:
+    return ChatTemplate(source, TOKENS).render(messages, add_generation_prompt=False)
+
+
+@pytest.mark.parametrize("absent", [{"content": None}, {}])
+def test_absent_content_is_what_the_template_can_take(absent: dict[str, Any]) -> None:
+    message = {"role": "assistant", **absent}
+    assert rendered(CHATML, message) == "<|im_start|>assistant\n<|im_end|>"
+    assert rendered(NONE_MEANS_A_CALL, message) == "[call]"
+    assert rendered("{{ messages[0].content }}|{{ messages[0].content | trim }}", message) == "|"
+    aliased = "{% set c = messages[0]['content'] %}{% if c != none %}{{ c + '.' }}{% endif %}"
+    assert rendered(aliased, message) == ""
+    mistaken = "{% if messages[0].content is none %}{% endif %}{{ messages[0].content + '.' }}"
+    assert rendered(mistaken, message) == "."
+
+
+def test_arguments_that_are_no_object_are_handed_over_as_the_template_can_take_them() -> None:
+    message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "no JSON"}}]}
+    assert rendered(CHATML, message).endswith('("no JSON")')
+    assert rendered(ITEMS, message) == "arguments=no JSON;"
+
+
+def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
+    message = {"role": "developer", "content": "x"}
+    assert rendered(CHATML, message) == "<|im_start|>system\nx<|im_end|>"
+    knows = "{% if messages[0].role == 'developer' %}D{% endif %}"
+    assert rendered(knows, message) == "D"
+
+
+def test_a_template_says_which_roles_it_drops() -> None:
+    assert ChatTemplate(CHATML, TOKENS).shows("tool")
+    assert ChatTemplate(KNOWN_ROLES, TOKENS).shows("user")
+    assert not ChatTemplate(KNOWN_ROLES, TOKENS).shows("tool")
+    assert ChatTemplate("{{ raise_exception('no') }}", TOKENS).shows("tool")
+    first_only = "{% if messages[0].role == 'critic' %}{{ messages[0].content }}{% endif %}"
+    assert ChatTemplate(first_only, TOKENS).shows("critic")

@@ -30,8 +30,6 @@ HARMLESS = frozenset(
 
 UNSUPPORTED = {
     "audio": "audio output",
-    "function_call": "function calls",
-    "functions": "function calls",
     "kv_transfer_params": "moving KV between engines",
     "logits_processors": "logits processors of a request's own",
     "modalities": "output other than text",

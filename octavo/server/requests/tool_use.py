@@ -8,16 +8,25 @@ from typing import Any, Literal
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams, StructuredOutputs
 from octavo.server.requests.tools import FunctionDefinition, NamedToolChoice, Tool
+from octavo.text.json_schema import rewrite
 
 __all__ = ["ToolUse", "choose"]
 
 MAX_TOOLS = 128  # OpenAI's limit
 MAX_NAME = 64  # characters; OpenAI's limit
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-LITERAL_KEYS = frozenset(["const", "default", "enum", "example", "examples"])
-"""Keywords of a JSON schema whose values are data."""
-SCHEMA_MAPS = frozenset(["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"])
-"""Those whose values map names of the user's to schemas."""
+USUAL_TYPES: Mapping[str, str] = {
+    "bool": "boolean",
+    "dict": "object",
+    "double": "number",
+    "float": "number",
+    "int": "integer",
+    "list": "array",
+    "none": "null",
+    "str": "string",
+    "tuple": "array",
+}
+"""Names of programming languages for JSON's types, which tools often have in their schemas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +36,8 @@ class ToolUse:
     """With "named" there is one."""
     is_parallel: bool = True
     """There may be more than one call."""
+    is_former: bool = False
+    """The answer has its one call as `function_call`, in OpenAI's former way."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -68,10 +79,13 @@ class ToolUse:
 
 
 def choose(
-    tools: Sequence[Tool] | None, choice: Literal["none", "auto", "required"] | NamedToolChoice | None, parallel: bool
+    tools: Sequence[Tool],
+    choice: Literal["none", "auto", "required"] | NamedToolChoice | None,
+    is_parallel: bool,
+    is_former: bool = False,
 ) -> ToolUse:
     """What the fields `tools`, `tool_choice` and `parallel_tool_calls` ask for together. Raises InvalidRequestError."""
-    functions = [tool.function for tool in tools or ()]
+    functions = [tool.function for tool in tools]
     _check(functions)
     mode = "named" if isinstance(choice, NamedToolChoice) else choice or "auto"
     if not functions:
@@ -85,7 +99,7 @@ def choose(
                 f"tool_choice names the function {choice.function.name[:MAX_NAME]!a}, which is not among the tools.",
                 param="tool_choice",
             )
-    return ToolUse(mode=mode, functions=functions, is_parallel=parallel)
+    return ToolUse(mode=mode, functions=functions, is_parallel=is_parallel and not is_former, is_former=is_former)
 
 
 def _check(functions: Sequence[FunctionDefinition]) -> None:
@@ -97,8 +111,8 @@ def _check(functions: Sequence[FunctionDefinition]) -> None:
                 f"tools[{i}].function.name must have 1 to {MAX_NAME} characters, got {function.name[:MAX_NAME]!a}.",
                 param="tools",
             )
-        kind = (function.parameters or {}).get("type", "object")
-        if kind != "object":
+        kind = _usual_types(function.parameters or {}).get("type", "object")
+        if "object" not in (kind if isinstance(kind, list) else [kind]):
             raise InvalidRequestError(
                 f"tools[{i}].function.parameters must be a JSON schema of type 'object', got {str(kind)[:MAX_NAME]!a}.",
                 param="tools",
@@ -106,25 +120,30 @@ def _check(functions: Sequence[FunctionDefinition]) -> None:
 
 
 def _arguments_schema(function: FunctionDefinition) -> Mapping[str, Any]:
-    """Arguments are an object, even where the schema forgets to say so."""
-    return {"type": "object", **function.parameters} if function.parameters else NO_ARGUMENTS
+    """Arguments are an object, even where the schema forgets to say so, or allows something else beside."""
+    if not function.parameters:
+        return NO_ARGUMENTS
+    return {**rewrite(function.parameters, _usual_types), "type": "object"}
 
 
-def _moved(schema: Any, place: str) -> Any:
+def _usual_types(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The types of one schema under their names in JSON: OBJECT and dict are object, and any is no demand."""
+    given = schema.get("type")
+    names = given if isinstance(given, list) else [given]
+    types = [USUAL_TYPES.get(name.lower(), name.lower()) for name in names if isinstance(name, str)]
+    if len(types) < len(names):
+        return dict(schema)
+    others = {key: value for key, value in schema.items() if key != "type"}
+    if "any" in types:
+        return others
+    return others | {"type": types if isinstance(given, list) else types[0]}
+
+
+def _moved(schema: Mapping[str, Any], place: str) -> Any:
     """A schema that has become part of another: references to its own parts begin with `place`."""
-    match schema:
-        case Mapping():
-            return {key: _moved_value(key, value, place) for key, value in schema.items()}
-        case list():
-            return [_moved(item, place) for item in schema]
-    return schema
 
+    def move(part: dict[str, Any]) -> dict[str, Any]:
+        target = part.get("$ref")
+        return part | {"$ref": place + target[1:]} if isinstance(target, str) and target.startswith("#") else part
 
-def _moved_value(key: str, value: Any, place: str) -> Any:
-    if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-        return place + value[1:]
-    if key in LITERAL_KEYS:
-        return value
-    if key in SCHEMA_MAPS and isinstance(value, Mapping):
-        return {name: _moved(part, place) for name, part in value.items()}
-    return _moved(value, place)
+    return rewrite(schema, move)

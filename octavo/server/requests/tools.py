@@ -3,13 +3,27 @@
 Fields beside the declared ones reach the chat template as they are.
 """
 
+import ast
 import json
 from typing import Any, Literal
 
-from octavo.errors import InvalidRequestError
+from pydantic_core import from_json
+
 from octavo.server.requests.fields import Fields
 
-__all__ = ["FunctionDefinition", "MessageCall", "NamedToolChoice", "Tool", "arguments_for_template"]
+__all__ = [
+    "CalledFunction",
+    "FunctionDefinition",
+    "FunctionName",
+    "MessageCall",
+    "NamedToolChoice",
+    "Tool",
+    "arguments_for_template",
+]
+
+
+MAX_PYTHON_CHARACTERS = 64 << 10
+"""Python's parser takes a hundred times the memory of its text."""
 
 
 class FunctionDefinition(Fields):
@@ -21,7 +35,7 @@ class FunctionDefinition(Fields):
 
 
 class Tool(Fields):
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionDefinition
 
 
@@ -30,7 +44,7 @@ class FunctionName(Fields):
 
 
 class NamedToolChoice(Fields):
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionName
 
 
@@ -47,14 +61,28 @@ class MessageCall(Fields):
     function: CalledFunction
 
 
-def arguments_for_template(arguments: str | dict[str, Any] | None, where: str) -> dict[str, Any]:
-    """An object, as templates expect; `where` is named in the InvalidRequestError for a string that holds none."""
+def arguments_for_template(arguments: str | dict[str, Any] | None) -> dict[str, Any] | str:
+    """An object, as templates expect, out of what a model wrote: JSON, JSON that a limit cut off, or a dict as Python
+    writes it. Other text stays as it is."""
     if not isinstance(arguments, str):
         return arguments or {}
-    try:
-        value = json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{where} must be a JSON object: {error}.", param="messages") from None
-    if not isinstance(value, dict):
-        raise InvalidRequestError(f"{where} must be a JSON object, got {arguments[:50]!a}.", param="messages")
-    return value
+    if not arguments.strip():
+        return {}
+    for read in (json.loads, _read_python, _read_beginning):
+        try:
+            value = read(arguments)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(value, dict):
+            return value
+    return arguments
+
+
+def _read_python(text: str) -> Any:
+    if len(text) > MAX_PYTHON_CHARACTERS:
+        raise ValueError("too long")
+    return ast.literal_eval(text.strip())
+
+
+def _read_beginning(text: str) -> Any:
+    return from_json(text, allow_partial="trailing-strings")

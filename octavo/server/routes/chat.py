@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from octavo.server.requests.messages import ChatInput, Message
 from octavo.server.requests.numbers import Int
 from octavo.server.requests.sampling import SamplingRequest
 from octavo.server.requests.tool_use import ToolUse, choose
-from octavo.server.requests.tools import NamedToolChoice
+from octavo.server.requests.tools import FunctionName, NamedToolChoice
 from octavo.server.routes.context import Call, check_fields, post
 from octavo.server.routes.generation import GenerationJob, GenerationResponse
 from octavo.server.served_model import ServedModel
@@ -37,6 +38,8 @@ class ChatCompletionRequest(ChatInput, SamplingRequest):
     """Begin the answer with the last message, if that is the assistant's."""
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     """None is "auto"."""
+    function_call: Literal["none", "auto"] | FunctionName | None = None
+    """The same, in OpenAI's former way."""
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     """False leaves the reasoning out of the answer."""
@@ -44,11 +47,23 @@ class ChatCompletionRequest(ChatInput, SamplingRequest):
     @property
     def template_tools(self) -> list[dict[str, Any]] | None:
         """A model that shall call none is shown none."""
-        return None if self.tool_choice == "none" else super().template_tools
+        return None if self._tool_choice == "none" else super().template_tools
+
+    @property
+    def _tool_choice(self) -> Literal["none", "auto", "required"] | NamedToolChoice | None:
+        if self.tool_choice is not None:
+            return self.tool_choice
+        choice = self.function_call
+        return NamedToolChoice(function=choice) if isinstance(choice, FunctionName) else choice
 
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError for tools, or a choice among them, that can't be."""
-        return choose(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
+        return choose(
+            self.all_tools,
+            self._tool_choice,
+            is_parallel=self.parallel_tool_calls is not False,
+            is_former=self.functions is not None and not self.tools,
+        )
 
     @property
     def echoed(self) -> str:
@@ -77,6 +92,9 @@ async def chat_completions(body: ChatCompletionRequest, call: Call) -> Response:
     params = await model.prompts.with_bad_words(params)
     if body.template_tools and not model.prompts.text.chat_template.takes_tools:
         headers.append((b"x-octavo-warning", b"the tools are not shown to the model: its chat template has no place"))
+    for role in model.prompts.dropped_roles(body):
+        warning = f"the chat template shows the model no messages of the role {json.dumps(role)}"
+        headers.append((b"x-octavo-warning", warning.encode("ascii")))
     prompt = await model.prompts.of_messages(body, call.size)
     prompt = model.limits.truncated(prompt, body.truncate_prompt_tokens, body.truncation_side, params)
     params = model.limits.with_max_tokens(params, [prompt], is_asked=params.max_tokens is not None)

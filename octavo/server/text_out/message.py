@@ -29,6 +29,8 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_content: str | None = None
     """The same: vLLM's and DeepSeek's former name."""
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
+    """The one call of a request with `functions`."""
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -50,3 +52,5 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
+    """The one call of a request with `functions`."""

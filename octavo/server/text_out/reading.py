@@ -44,6 +44,8 @@ class Reading:
     finish_reason: str = "tool_calls"
     """Of an answer with calls that ends by itself."""
     new_call_id: Callable[[], str] = long_call_id
+    is_former: bool = False
+    """The one call is a `function_call`, in OpenAI's former way."""
 
     def visible(self, tokenizer: TokenBytes) -> TokenBytes:
         """`tokenizer`, to which the markers are no special tokens, so that they are not left out of the text."""
@@ -77,7 +79,7 @@ def plan_reading(
     new_call_id = short_call_id if tools is not None and tools.has_short_ids else long_call_id
     if use.mode == "named":
         read = partial(read_named_arguments, name=use.functions[0].name)
-        return Reading(read=read, finish_reason="stop", new_call_id=new_call_id)
+        return Reading(read=read, finish_reason="stop", new_call_id=new_call_id, is_former=use.is_former)
     if use.mode == "required":
         return Reading(read=read_required_calls, new_call_id=new_call_id)
     if use.mode == "none":
@@ -90,7 +92,9 @@ def plan_reading(
         markers=frozenset([*markers, *(() if tools is None else tools.markers)]),
         max_calls=None if use.is_parallel else 1,
         keeps_reasoning=keeps_reasoning,
+        finish_reason="function_call" if use.is_former else "tool_calls",
         new_call_id=new_call_id,
+        is_former=use.is_former,
     )
 
 
@@ -130,8 +134,12 @@ class MessageReader:
                 return Delta(reasoning=text, reasoning_content=text)
             case CallStart(index, name):
                 start = FunctionDelta(name=name, arguments="")
+                if self._reading.is_former:
+                    return Delta(function_call=start)
                 call = ToolCallDelta(index, id=self._reading.new_call_id(), type="function", function=start)
                 return Delta(tool_calls=[call])
+            case CallArguments(_, text) if self._reading.is_former:
+                return Delta(function_call=FunctionDelta(arguments=text))
             case CallArguments(index, text):
                 return Delta(tool_calls=[ToolCallDelta(index, function=FunctionDelta(arguments=text))])
 
@@ -149,15 +157,16 @@ class MessageReader:
                     calls.append((name, []))
                 case CallArguments(index, text):
                     calls[index][1].append(text)
+        functions = [FunctionCall(name, "".join(arguments)) for name, arguments in calls]
+        is_former = self._reading.is_former and bool(functions)
         return ChatMessage(
             content=None if not content and (calls or reasoning) else content,
             reasoning=reasoning or None,
             reasoning_content=reasoning or None,
-            tool_calls=[
-                ToolCall(id=self._reading.new_call_id(), function=FunctionCall(name, "".join(arguments)))
-                for name, arguments in calls
-            ]
-            or UNSET,
+            tool_calls=UNSET
+            if is_former or not functions
+            else [ToolCall(id=self._reading.new_call_id(), function=function) for function in functions],
+            function_call=functions[0] if is_former else UNSET,
         )
 
     def finish_reason(self, given: str | None) -> str | None:
