@@ -14,12 +14,11 @@ from pydoc_data.topics import topics
 
 import torch
 
-from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
 from octavo.layers.weights import WeightFormat
-from octavo.models.loader import CausalLM, load_model
+from octavo.models.loader import CausalLM, load_model, open_checkpoint
 from octavo.runner.device import available_cpus
 from octavo.runner.kv_cache import allocate_kv_caches
 from octavo.text.tokenizer import load_tokenizer

@@ -24,14 +24,13 @@ from server_overhead import default_model
 
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.model_config import TensorInfo
-from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.quantization import dequantize
 from octavo.layers.weights import WeightFormat
-from octavo.models.loader import CausalLM, load_model
+from octavo.models.loader import CausalLM, load_model, open_checkpoint
 from octavo.runner.device import available_cpus
 from octavo.runner.kv_cache import allocate_kv_caches
 from octavo.text.tokenizer import load_tokenizer

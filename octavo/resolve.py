@@ -183,22 +183,8 @@ def _resolve_dtype(config: EngineConfig, facts: Facts, quantization: str, reason
     return "bfloat16"
 
 
-def _longest_context(model: ModelConfig) -> tuple[int, str]:
-    """Positions the model was made for, and where the number comes from."""
-    longest, rope = model.max_position_embeddings, model.rope
-    if rope.rope_type == "yarn" and rope.original_max_position_embeddings is not None:
-        scaled = int(rope.original_max_position_embeddings * rope.factor)
-    elif rope.rope_type == "linear" and model.local_rope is None:
-        scaled = int(longest * rope.factor)
-    else:  # llama3's and Gemma 3's max_position_embeddings is the scaled length already
-        scaled = longest
-    if scaled > longest:
-        return scaled, f"the model's {rope.rope_type} rotary scaling by {rope.factor:g}"
-    return longest, "the model's max_position_embeddings"
-
-
 def _resolve_max_model_len(config: EngineConfig, facts: Facts, reasons: Reasons) -> int:
-    longest, why = _longest_context(facts.model)
+    longest, why = facts.model.longest_context
     if config.max_model_len is None:
         cut_off = facts.model.max_sequence_length
         if cut_off is not None and cut_off < longest:

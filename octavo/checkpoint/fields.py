@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+
 from octavo.errors import CheckpointError
 
 __all__ = ["Fields"]
@@ -88,6 +90,16 @@ class Fields:
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         return self._or_default(key, self.optional_flag(key), default)
+
+    def same_in_all_layers(self, key: str) -> "Fields":
+        """These fields, `key` being one value where the file gives an array of one a layer, which must agree."""
+        value = self.get(key)
+        if not isinstance(value, np.ndarray):
+            return self
+        distinct = np.unique(value).tolist()
+        if len(distinct) != 1:
+            self.fail(key, f"differs between layers ({str(distinct)[:80]}), which is not supported.")
+        return Fields(self.path, {self.prefix + key: distinct[0]}, self.prefix)
 
     def _or_default(self, key: str, value: T | None, default: T | None) -> T:
         if value is not None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from octavo.checkpoint.checkpoint import Vocabulary
 from octavo.checkpoint.hf_config import parse_config
-from octavo.checkpoint.model_config import ModelConfig, TensorInfo
+from octavo.checkpoint.model_config import Families, ModelConfig, TensorInfo
 from octavo.checkpoint.safetensors import SafetensorsFile, parse_json
 from octavo.checkpoint.sentence_transformers import read_max_sequence_length, read_pooling
 from octavo.checkpoint.tokenizer_files import read_token_facts
@@ -38,14 +38,14 @@ MAX_JSON_BYTES = 100_000_000
 class FolderCheckpoint:
     """A folder opened as a Checkpoint."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, families: Families) -> None:
         """Raises CheckpointError naming the file and the key or tensor at fault."""
         self.path = path
         config_path, generation_path = path / "config.json", path / "generation_config.json"
         values = _read_json(config_path)
         generation = _read_json(generation_path) if generation_path.exists() else {}
         self.vocabulary: Vocabulary | None = None
-        config = parse_config(config_path, values, generation)
+        config = parse_config(config_path, values, generation, families)
         files, weight_map = _open_weights(path)
         tensors = _merge(files, weight_map)
         tokens = read_token_facts(path)

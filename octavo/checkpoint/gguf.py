@@ -1,13 +1,13 @@
-"""GGUFCheckpoint: a GGUF file's keys and tensors in Hugging Face's words, for the architectures known here.
+"""GGUFCheckpoint: a GGUF file's keys and tensors in Hugging Face's words, for the families it is given.
 
-Owns the names and defaults of each architecture, as llama.cpp reads them; `gguf_format` owns the bytes.
+Owns what all architectures have in common, as llama.cpp reads them; families own their names, `gguf_format` the bytes.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,104 +17,38 @@ from octavo.checkpoint.checkpoint import Vocabulary
 from octavo.checkpoint.fields import Fields
 from octavo.checkpoint.generation_config import GGUF_KEYS, renamed
 from octavo.checkpoint.gguf_format import GGUFFile, GGUFTensor
+from octavo.checkpoint.gguf_names import GGUFNames
 from octavo.checkpoint.gguf_vocabulary import end_of_turn_ids, read_vocabulary
-from octavo.checkpoint.model_config import MAX_LAYERS, ModelConfig, RopeConfig, TensorInfo
+from octavo.checkpoint.hyper_parameters import read_gguf_keys
+from octavo.checkpoint.model_config import Families, ModelConfig, RopeConfig, TensorInfo
 from octavo.errors import CheckpointError, UnknownArchitectureError
 
-__all__ = ["GGUFCheckpoint"]
+__all__ = ["GGUFCheckpoint", "open_vocabulary"]
 
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<part>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 ROPE_FREQS = "rope_freqs.weight"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
-MODEL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_NAMES = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_q.bias": "self_attn.q_proj.bias",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_k.bias": "self_attn.k_proj.bias",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_v.bias": "self_attn.v_proj.bias",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "attn_output.bias": "self_attn.o_proj.bias",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_gate.bias": "mlp.gate_proj.bias",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_up.bias": "mlp.up_proj.bias",
-    "ffn_down.weight": "mlp.down_proj.weight",
-    "ffn_down.bias": "mlp.down_proj.bias",
-}
-GEMMA3_LAYER_NAMES = LAYER_NAMES | {
-    "attn_q_norm.weight": "self_attn.q_norm.weight",
-    "attn_k_norm.weight": "self_attn.k_norm.weight",
-    "post_attention_norm.weight": "post_attention_layernorm.weight",
-    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
-    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
-}
 UNUSED_LAYER_NAMES = ("attn_rot_embd.weight",)
 """Rotary frequencies that some converters store; they follow from the metadata."""
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What differs between GGUF architectures."""
-
-    model_type: str
-    interleaved_rope: bool
-    """Rows of the query and key projections are ordered for interleaved rotary pairs."""
-    layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES)
-    settings: Callable[[Fields, ModelConfig], ModelConfig] = lambda _, config: config
-    """Completes the configuration by what only this architecture has."""
-
-
-def _gemma3(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Every sixth layer sees all; the others have a window, and rotary angles that no scaling concerns. Of the
-    published sizes only that of 62 layers does not scale scores by head_dim."""
-    period, num_layers = fields.integer("attention.sliding_window_pattern", 6), config.num_hidden_layers
-    is_largest = num_layers == 62
-    return replace(
-        config,
-        hidden_act="gelu_pytorch_tanh",
-        sliding_windows=tuple(w if (i + 1) % period else None for i, w in enumerate(config.sliding_windows)),
-        local_rope=RopeConfig(rope_theta=fields.number("rope.freq_base_swa", 10_000.0)),
-        attention_scale=(config.hidden_size / config.num_attention_heads) ** -0.5 if is_largest else None,
-    )
-
-
-ARCHITECTURES = {
-    "gemma3": Architecture("gemma3_text", False, GEMMA3_LAYER_NAMES, _gemma3),
-    "llama": Architecture("llama", interleaved_rope=True),  # Llama 1 to 3, SmolLM, Mistral
-    "qwen2": Architecture("qwen2", interleaved_rope=False),
-}
 
 
 class GGUFCheckpoint:
     """A GGUF file, or all files of a split one, opened as a Checkpoint."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, families: Families) -> None:
         """Raises CheckpointError naming the file and the key or tensor at fault."""
         self._files = _open_files(path)
         first = self._files[0]
         self.path = first.path
-        name = Fields(first.path, first.metadata).text("general.architecture")
-        if name not in ARCHITECTURES:
-            known = ", ".join(sorted(ARCHITECTURES))
-            raise UnknownArchitectureError(
-                f"{first.path}: GGUF architecture {name!r} is not supported; known: {known}."
-            )
-        architecture = ARCHITECTURES[name]
+        model_type, family, names = _find_family(first, families)
         self.vocabulary: Vocabulary | None = read_vocabulary(first)
         located = _locate_tensors(self._files)
         rope_freqs = located.pop(ROPE_FREQS, None)
         divisors = None if rope_freqs is None else _read_divisors(*rope_freqs)
-        self.config = _read_config(first, name, architecture, located, divisors, self.vocabulary)
-        self.tensors: Mapping[str, TensorInfo] = _map_tensors(located, architecture, self.config)
+        source = _Source(first, located, divisors, self.vocabulary)
+        self.config = _read_config(source, model_type, family, names)
+        self.tensors: Mapping[str, TensorInfo] = _map_tensors(located, names, self.config)
         self._mapped = {file.path: file.file for file in self._files}
 
     def read(self, name: str) -> npt.NDArray[np.uint8]:
@@ -123,6 +57,37 @@ class GGUFCheckpoint:
 
 
 Located = dict[str, tuple[GGUFFile, GGUFTensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the configuration is read from."""
+
+    file: GGUFFile
+    tensors: Located
+    divisors: tuple[float, ...] | None
+    vocabulary: Vocabulary | None
+
+
+def _find_family(file: GGUFFile, families: Families) -> tuple[str, type[ModelConfig], GGUFNames]:
+    """The model type, the class of its configuration and its names."""
+    architecture = Fields(file.path, file.metadata).text("general.architecture")
+    known = {
+        family.gguf.architecture: (model_type, family, family.gguf)
+        for model_type, family in families.items()
+        if family.gguf is not None
+    }
+    if architecture not in known:
+        raise UnknownArchitectureError(
+            f"{file.path}: GGUF architecture {architecture!r} is not supported; known: {', '.join(sorted(known))}."
+        )
+    return known[architecture]
+
+
+def open_vocabulary(path: Path) -> tuple[Path, Vocabulary | None]:
+    """The file that holds a GGUF model's vocabulary, and the vocabulary."""
+    first = _open_files(path)[0]
+    return first.path, read_vocabulary(first)
 
 
 def _open_files(path: Path) -> list[GGUFFile]:
@@ -169,58 +134,31 @@ def _read_divisors(file: GGUFFile, tensor: GGUFTensor) -> tuple[float, ...]:
     return tuple(values.tolist())
 
 
-def _read_config(
-    file: GGUFFile,
-    name: str,
-    architecture: Architecture,
-    located: Located,
-    divisors: tuple[float, ...] | None,
-    vocabulary: Vocabulary | None,
-) -> ModelConfig:
-    fields = Fields(file.path, file.metadata, prefix=f"{name}.")
-    hidden_size = fields.integer("embedding_length")
-    num_layers = fields.integer("block_count", high=MAX_LAYERS)
-    num_heads = _per_layer_integer(fields, "attention.head_count")
-    head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
+def _read_config(source: _Source, model_type: str, family: type[ModelConfig], names: GGUFNames) -> ModelConfig:
+    file, located, vocabulary = source.file, source.tensors, source.vocabulary
+    fields = Fields(file.path, file.metadata, prefix=f"{names.architecture}.")
+    settings = read_gguf_keys(family, fields, located)
+    num_layers, head_dim = settings["num_hidden_layers"], settings["head_dim"]
     if fields.integer("attention.value_length", head_dim) != head_dim:
         fields.fail("attention.value_length", f"differs from the keys' length, {head_dim}, which is not supported.")
     window = fields.optional_integer("attention.sliding_window")
     embedding = located.get("token_embd.weight")
     num_tokens = len(vocabulary.tokens) if vocabulary is not None else None
-    config = ModelConfig(
-        model_type=architecture.model_type,
-        vocab_size=embedding[1].shape[0] if embedding is not None else fields.integer("vocab_size", num_tokens),
-        hidden_size=hidden_size,
-        intermediate_size=_per_layer_integer(fields, "feed_forward_length"),
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=_per_layer_integer(fields, "attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        max_position_embeddings=fields.integer("context_length"),
-        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        tie_word_embeddings="output.weight" not in located,
-        attention_bias="blk.0.attn_q.bias" in located,
-        attention_output_bias="blk.0.attn_output.bias" in located,
-        mlp_bias="blk.0.ffn_up.bias" in located,
-        sliding_windows=(window or None,) * num_layers,
-        rope=_read_rope(fields, head_dim, divisors),
+    settings["vocab_size"] = (
+        embedding[1].shape[0] if embedding is not None else fields.integer("vocab_size", num_tokens)
+    )
+    settings["tie_word_embeddings"] = "output.weight" not in located
+    settings["sliding_windows"] = (window or None,) * num_layers
+    settings["rope"] = _read_rope(fields, head_dim, source.divisors)
+    settings |= family.from_gguf(fields, settings)
+    return family(
+        model_type=model_type,
+        **settings,
         dtype=_main_dtype(located),
         bos_token_id=vocabulary.bos_token_id if vocabulary is not None else None,
         eos_token_ids=end_of_turn_ids(file, vocabulary) if vocabulary is not None else (),
         sampling_defaults=renamed(file.metadata, GGUF_KEYS),
-    )
-    return architecture.settings(fields, config).check(file.path)
-
-
-def _per_layer_integer(fields: Fields, key: str, default: int | None = None) -> int:
-    """Some files give one value a layer; they must agree."""
-    value = fields.get(key)
-    if isinstance(value, np.ndarray):
-        distinct = np.unique(value).tolist()
-        if len(distinct) != 1:
-            fields.fail(key, f"differs between layers ({str(distinct)[:80]}), which is not supported.")
-        fields = Fields(fields.path, {fields.prefix + key: distinct[0]}, fields.prefix)
-    return fields.integer(key, default)
+    ).check(file.path)
 
 
 def _read_rope(fields: Fields, head_dim: int, divisors: tuple[float, ...] | None) -> RopeConfig:
@@ -271,30 +209,30 @@ def _main_dtype(located: Located) -> str:
     return DTYPES.get(name, name)
 
 
-def _map_tensors(located: Located, architecture: Architecture, config: ModelConfig) -> dict[str, TensorInfo]:
-    names = dict(MODEL_NAMES)
+def _map_tensors(located: Located, names: GGUFNames, config: ModelConfig) -> dict[str, TensorInfo]:
+    hf_names = dict(names.model)
     unused: set[str] = set()
     for layer in range(config.num_hidden_layers):
-        for gguf_name, hf_name in architecture.layer_names.items():
-            names[f"blk.{layer}.{gguf_name}"] = f"model.layers.{layer}.{hf_name}"
+        for gguf_name, hf_name in names.layers.items():
+            hf_names[f"blk.{layer}.{gguf_name}"] = f"model.layers.{layer}.{hf_name}"
         unused.update(f"blk.{layer}.{gguf_name}" for gguf_name in UNUSED_LAYER_NAMES)
     tensors = {}
     for name, (file, tensor) in located.items():
         if name in unused:
             continue
-        if name not in names:
+        if name not in hf_names:
             raise CheckpointError(
-                f"{file.path}: tensor {name!r} has no place in a {architecture.model_type} model of "
+                f"{file.path}: tensor {name!r} has no place in a {config.model_type} model of "
                 f"{config.num_hidden_layers} layers."
             )
-        tensors[names[name]] = TensorInfo(
-            name=names[name],
+        tensors[hf_names[name]] = TensorInfo(
+            name=hf_names[name],
             shape=tensor.shape,
             dtype=tensor.type.name,
             path=file.path,
             offset=tensor.offset,
             num_bytes=tensor.num_bytes,
-            rope_interleaved_heads=_interleaved_heads(name, config) if architecture.interleaved_rope else 0,
+            rope_interleaved_heads=_interleaved_heads(name, config) if names.interleaved_rope else 0,
         )
     return tensors
 

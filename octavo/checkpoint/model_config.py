@@ -1,24 +1,28 @@
 """ModelConfig and TensorInfo: what a checkpoint says of itself, in Hugging Face's words, whatever its file format.
 
-Pure data. Readers (`folder`, `gguf`) fill these in; models and the planner read them.
+Pure data. Each file in `octavo/models` extends ModelConfig by the hyper-parameters that its family alone has; readers
+(`hf_config`, `gguf`) fill them in by what its fields declare; the engine reads what all models have.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
+from octavo.checkpoint.fields import Fields
+from octavo.checkpoint.gguf_names import GGUFNames
+from octavo.checkpoint.hyper_parameters import MAX_LAYERS, hyper
 from octavo.core.kv_groups import KVGroup, group_layers
 from octavo.errors import CheckpointError
 
-__all__ = ["MAX_LAYERS", "ModelConfig", "PoolingConfig", "PoolingMode", "RopeConfig", "TensorInfo"]
-
-MAX_LAYERS = 10_000
-"""More than any model has: a damaged count must not become that many objects."""
-
-
-ACTIVATIONS = {"bert": "gelu", "gemma3_text": "gelu_pytorch_tanh"}
-"""By model type, where it is not silu."""
+__all__ = [
+    "Families",
+    "ModelConfig",
+    "PoolingConfig",
+    "PoolingMode",
+    "RopeConfig",
+    "TensorInfo",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,39 +60,27 @@ class PoolingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Hyperparameters of a transformer: a decoder, or an encoder. Field names are Hugging Face's."""
+    """What the engine must know of every transformer, decoder or encoder. Field names are Hugging Face's."""
+
+    gguf: ClassVar[GGUFNames | None] = None
+    """What GGUF files call the family and its tensors; None: there are none."""
 
     model_type: str
     """Hugging Face's model_type; names the file in `octavo/models`."""
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int
+    vocab_size: int = hyper()
+    hidden_size: int = hyper(gguf="embedding_length")
+    num_hidden_layers: int = hyper(gguf="block_count", high=MAX_LAYERS)
+    num_attention_heads: int = hyper(gguf="attention.head_count")
+    num_key_value_heads: int = hyper(gguf="attention.head_count_kv", is_derived=True)
+    head_dim: int = hyper(gguf="attention.key_length", is_derived=True)
+    max_position_embeddings: int = hyper(gguf="context_length")
+    hidden_act: str = hyper("silu")
+    tie_word_embeddings: bool = hyper(False)
     is_encoder: bool = False
     """Attention goes in both directions: a text is computed whole, and gives hidden states, no next token."""
-    rms_norm_eps: float = 1e-6
-    layer_norm_eps: float = 1e-12
-    type_vocab_size: int = 0
-    """Kinds of segments that BERT has an embedding for; a text is of the first."""
-    hidden_act: str = "silu"
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    """Bias on the query, key and value projections (Qwen2 always has it)."""
-    attention_output_bias: bool = False
-    mlp_bias: bool = False
     sliding_windows: tuple[int | None, ...] = ()
     """One entry a layer: the number of latest positions a token attends to, itself included; None for all."""
     rope: RopeConfig = field(default_factory=RopeConfig)
-    local_rope: RopeConfig | None = None
-    """Of layers with a sliding window, where theirs differs (Gemma 3)."""
-    attention_scale: float | None = None
-    """What scores are multiplied by, if not head_dim ** -0.5."""
-    rms_norm_offset: float = 0.0
-    """Added to the stored weights of norms: Gemma's are about 0 in Hugging Face's files."""
     dtype: str = "bfloat16"
     """The checkpoint's own: float32, bfloat16, float16, or the GGUF block type that most of its matrices have."""
     bos_token_id: int | None = None
@@ -101,6 +93,16 @@ class ModelConfig:
     max_sequence_length: int | None = None
     """Where they cut texts off; no longer than `max_position_embeddings`."""
 
+    @classmethod
+    def from_hf(cls, fields: Fields, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What config.json says beyond the declared fields, which are read into `settings`."""
+        return {}
+
+    @classmethod
+    def from_gguf(cls, fields: Fields, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What a GGUF file's keys say beyond the declared fields, which are read into `settings`."""
+        return {}
+
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
         """Layers by the block table that they share; none in an encoder."""
@@ -108,9 +110,21 @@ class ModelConfig:
             return ()
         return group_layers(self.sliding_windows or (None,) * self.num_hidden_layers)
 
+    @property
+    def longest_context(self) -> tuple[int, str]:
+        """Positions the model was made for, and where the number comes from."""
+        longest, rope = self.max_position_embeddings, self.rope
+        if rope.rope_type == "yarn" and rope.original_max_position_embeddings is not None:
+            scaled = int(rope.original_max_position_embeddings * rope.factor)
+        else:  # llama3's max_position_embeddings is the scaled length already
+            scaled = int(longest * rope.factor) if rope.rope_type == "linear" else longest
+        if scaled > longest:
+            return scaled, f"the model's {rope.rope_type} rotary scaling by {rope.factor:g}"
+        return longest, "the model's max_position_embeddings"
+
     def check(self, path: Path) -> Self:
         """This configuration, if its sizes fit together; else CheckpointError naming `path`."""
-        supported = ACTIVATIONS.get(self.model_type, "silu")
+        (supported,) = (declared.default for declared in fields(self) if declared.name == "hidden_act")
         if self.hidden_act != supported:
             raise CheckpointError(f"{path}: activation {self.hidden_act!r} is not supported; {supported} is.")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -121,6 +135,10 @@ class ModelConfig:
         if self.head_dim < 2 or self.head_dim % 2:
             raise CheckpointError(f"{path}: the size of a head, {self.head_dim}, is not even: it can't be rotated.")
         return self
+
+
+Families = Mapping[str, type[ModelConfig]]
+"""The configuration's class by Hugging Face's model_type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

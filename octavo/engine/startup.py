@@ -14,7 +14,6 @@ from msgspec import structs
 
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.model_config import ModelConfig
-from octavo.checkpoint.open import open_checkpoint
 from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import NewRequest, ScheduledRequest, SchedulerOutput
@@ -27,7 +26,7 @@ from octavo.ipc.messages import EngineInfo
 from octavo.kernels.ops import Ops
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.weights import WeightFormat, packed_bytes, quantized_form
-from octavo.models.loader import CausalLM, Encoder, load_encoder, load_model, multiplied_weights
+from octavo.models.loader import CausalLM, Encoder, load_encoder, load_model, multiplied_weights, open_checkpoint
 from octavo.options import EngineConfig
 from octavo.plan.facts import Facts
 from octavo.resolve import ResolvedConfig, resolve, resolve_quantization

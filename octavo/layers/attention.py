@@ -4,28 +4,37 @@ import torch
 
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.layers.context import StepContext
+from octavo.layers.norm import RMSNorm
 
 __all__ = ["Attention"]
 
 
 class Attention:
-    """Grouped-query attention over the paged cache of one layer, within the layer's sliding window if it has one; with
-    norms of the query and key heads if they are given."""
+    """Grouped-query attention over the paged cache of one layer, within the layer's sliding window if it has one.
+
+    Scores are multiplied by `scale`, by default head_dim ** -0.5. The norms of query and key heads share their eps.
+    """
 
     def __init__(
         self,
         config: ModelConfig,
         layer: int,
         cos_sin: torch.Tensor,
-        q_norm: torch.Tensor | None = None,
-        k_norm: torch.Tensor | None = None,
+        scale: float | None = None,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
     ) -> None:
         self.layer = layer
         self.cos_sin = cos_sin
         self.num_heads = config.num_attention_heads
         self.num_kv_heads = config.num_key_value_heads
-        self.scale = config.attention_scale or config.head_dim**-0.5
-        self.norms = (q_norm, k_norm, config.rms_norm_eps)
+        self.scale = scale or config.head_dim**-0.5
+        assert q_norm is None or k_norm is None or q_norm.eps == k_norm.eps
+        self.norms = (
+            None if q_norm is None else q_norm.weight,
+            None if k_norm is None else k_norm.weight,
+            1e-6 if q_norm is None else q_norm.eps,
+        )
         groups = config.kv_groups
         self.group = next(index for index, group in enumerate(groups) if layer in group.layers)
         self.window = groups[self.group].window

@@ -1,13 +1,14 @@
-"""Embedding and LMHead: token ids to the residual stream, and the residual stream to logits."""
+"""Embedding, LMHead and Decoder: token ids to the residual stream, and the residual stream to logits."""
 
 import torch
 
+from octavo.checkpoint.model_config import ModelConfig
 from octavo.kernels.ops import Weight
 from octavo.kernels.sampling import SampleRows
 from octavo.layers.context import StepContext
 from octavo.layers.weights import WeightLoader
 
-__all__ = ["Embedding", "LMHead"]
+__all__ = ["Decoder", "Embedding", "LMHead"]
 
 
 class Embedding:
@@ -35,3 +36,24 @@ class LMHead:
     def most_likely(self, hidden_states: torch.Tensor, rows: torch.Tensor, draws: SampleRows, ctx: StepContext) -> None:
         """The likeliest token of each row [S], into `draws` [S]."""
         ctx.ops.most_likely(ctx.ops.gather_rows(hidden_states, rows), self.weight, draws)
+
+
+class Decoder:
+    """What every decoder has at its ends: an embedding and a head, which share a matrix where the model ties them."""
+
+    def __init__(self, config: ModelConfig, weights: WeightLoader, scale: float = 1.0) -> None:
+        """`scale` multiplies the embedding's rows."""
+        vocab_size, hidden_size = config.vocab_size, config.hidden_size
+        self.embedding = Embedding(weights, "model.embed_tokens", vocab_size, hidden_size, scale)
+        is_tied = config.tie_word_embeddings
+        self.lm_head = LMHead(
+            self.embedding.weight if is_tied else weights.matrix(["lm_head.weight"], hidden_size, [vocab_size])
+        )
+
+    def logits(self, hidden_states: torch.Tensor, rows: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """hidden_states as the model returns them, rows [S] int32 -> logits [S, vocab_size] float32 of these tokens."""
+        return self.lm_head(hidden_states, rows, ctx)
+
+    def most_likely(self, hidden_states: torch.Tensor, rows: torch.Tensor, draws: SampleRows, ctx: StepContext) -> None:
+        """Fill in `draws` [S] by these logits, which need not be stored: all of temperature 0 and without masks."""
+        self.lm_head.most_likely(hidden_states, rows, draws, ctx)

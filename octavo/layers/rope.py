@@ -14,8 +14,10 @@ __all__ = ["rope_table"]
 
 
 def rope_table(config: ModelConfig, max_model_len: int, rope: RopeConfig | None = None) -> torch.Tensor:
-    """[max_model_len, head_dim] float32: cosines of each position's head_dim / 2 angles, then their sines; of the
-    model's `rope`, or of another."""
+    """[max_model_len, head_dim] float32: cosines of each position's head_dim / 2 angles, then their sines.
+
+    `rope` is the model's own by default.
+    """
     rope = rope or config.rope
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / rope.rope_theta**exponents

@@ -3,8 +3,14 @@
 Post-norm: the residual stream is what each norm gives. Checkpoint names are Hugging Face's, of BertModel.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
+from octavo.checkpoint.fields import Fields
+from octavo.checkpoint.hyper_parameters import hyper
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.layers.context import StepContext
 from octavo.layers.embedding import Embedding
@@ -12,11 +18,30 @@ from octavo.layers.linear import Linear
 from octavo.layers.norm import PostLayerNorm
 from octavo.layers.weights import WeightLoader
 
-__all__ = ["Model"]
+__all__ = ["Args", "Model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Args(ModelConfig):
+    intermediate_size: int = hyper()
+    layer_norm_eps: float = hyper(1e-12)
+    type_vocab_size: int = hyper(2)
+    """Kinds of segments that there is an embedding for; a text is of the first."""
+    hidden_act: str = hyper("gelu")
+    is_encoder: bool = True
+
+    @classmethod
+    def from_hf(cls, fields: Fields, settings: Mapping[str, Any]) -> dict[str, Any]:
+        if fields.flag("is_decoder", False):
+            fields.fail("is_decoder", "is true: BERT is supported as an encoder only.")
+        kind = fields.text("position_embedding_type", "absolute")
+        if kind != "absolute":
+            fields.fail("position_embedding_type", f"is {kind[:80]!r}; absolute is supported.")
+        return {"sliding_windows": ()}
 
 
 class Layer:
-    def __init__(self, config: ModelConfig, weights: WeightLoader, index: int) -> None:
+    def __init__(self, config: Args, weights: WeightLoader, index: int) -> None:
         name, hidden, inner = f"encoder.layer.{index}", config.hidden_size, config.intermediate_size
         self.num_heads, self.scale = config.num_attention_heads, config.head_dim**-0.5
         qkv_names = [f"{name}.attention.self.{part}" for part in ("query", "key", "value")]
@@ -37,7 +62,7 @@ class Layer:
 
 
 class Model:
-    def __init__(self, config: ModelConfig, weights: WeightLoader, max_model_len: int) -> None:
+    def __init__(self, config: Args, weights: WeightLoader, max_model_len: int) -> None:
         hidden = config.hidden_size
         self.embedding = Embedding(weights, "embeddings.word_embeddings", config.vocab_size, hidden)
         positions = weights.table("embeddings.position_embeddings.weight", (config.max_position_embeddings, hidden))

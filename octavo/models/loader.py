@@ -1,15 +1,20 @@
-"""load_model: the model file named by the checkpoint's model_type, built with the checkpoint's weights; and which of
-these every step reads."""
+"""The families that there are, checkpoints of theirs, and their models, built with a checkpoint's weights.
+
+Every file beside this one is a family, named as Hugging Face's model_type: `Args`, its hyper-parameters, and `Model`.
+"""
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from types import ModuleType
 from typing import Protocol, cast
 
 import torch
 
 import octavo.models
+from octavo.checkpoint import open as checkpoint_open
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.errors import UnknownArchitectureError
@@ -20,7 +25,16 @@ from octavo.layers.embedding import LMHead
 from octavo.layers.linear import Linear
 from octavo.layers.weights import WeightFormat, WeightLoader
 
-__all__ = ["CausalLM", "Encoder", "known_model_types", "load_encoder", "load_model", "multiplied_weights"]
+__all__ = [
+    "CausalLM",
+    "Encoder",
+    "families",
+    "known_model_types",
+    "load_encoder",
+    "load_model",
+    "multiplied_weights",
+    "open_checkpoint",
+]
 
 NOT_MODELS = {"loader"}
 
@@ -49,6 +63,21 @@ def known_model_types() -> list[str]:
     return sorted(
         module.name for module in pkgutil.iter_modules(octavo.models.__path__) if module.name not in NOT_MODELS
     )
+
+
+@cache
+def families() -> Mapping[str, type[ModelConfig]]:
+    """The class of the configuration by model_type."""
+    return {name: _module(name).Args for name in known_model_types()}
+
+
+def open_checkpoint(model: str, download_dir: str | None = None, revision: str | None = None) -> Checkpoint:
+    """Open what the user typed, a path or a Hub name, of one of the families here. Raises CheckpointError."""
+    return checkpoint_open.open_checkpoint(model, families(), download_dir, revision)
+
+
+def _module(model_type: str) -> ModuleType:
+    return importlib.import_module(f"octavo.models.{model_type}")
 
 
 def load_model(
@@ -93,8 +122,7 @@ def _load(
             f"{', '.join(known_model_types())}."
         )
     weights = WeightLoader(checkpoint, ops, weight_format, on_bytes)
-    module = importlib.import_module(f"octavo.models.{model_type}")
-    model = cast(Encoder, module.Model(config, weights, max_model_len))
+    model = cast(Encoder, _module(model_type).Model(config, weights, max_model_len))
     weights.finish(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())
     return model
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.checkpoint.open import open_checkpoint
+from octavo.checkpoint.open import open_text
 from octavo.options import EngineConfig
 from octavo.text.chat_template import ChatTemplate, load_chat_template
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
@@ -35,5 +35,4 @@ def load_model_tokenizer(config: EngineConfig) -> Tokenizer:
     """The model's tokenizer, or the one that --tokenizer names."""
     if config.tokenizer is not None and Path(config.tokenizer).is_dir():  # it need not hold a model
         return load_tokenizer(Path(config.tokenizer), None)
-    checkpoint = open_checkpoint(config.tokenizer or config.model, config.download_dir, config.revision)
-    return load_tokenizer(checkpoint.path, checkpoint.vocabulary)
+    return load_tokenizer(*open_text(config.tokenizer or config.model, config.download_dir, config.revision))

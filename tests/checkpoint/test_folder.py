@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config
+from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from octavo.checkpoint.folder import FolderCheckpoint
 from octavo.checkpoint.hf_config import parse_config
-from octavo.checkpoint.model_config import ModelConfig
-from octavo.checkpoint.open import open_checkpoint
 from octavo.errors import CheckpointError, UnknownArchitectureError
+from octavo.models.loader import families, open_checkpoint
+from tests.checkpoint.opening import open_folder
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -48,6 +47,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "mistral window": MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=24, head_dim=4),
     "mistral without window": MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=None),
     "qwen2": Qwen2Config(**SIZES, num_key_value_heads=2, eos_token_id=7),
+    "qwen3": Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16),
+    "qwen3 window": Qwen3Config(
+        **SIZES, num_key_value_heads=4, use_sliding_window=True, sliding_window=9, max_window_layers=1, head_dim=8
+    ),
     "qwen2 window": Qwen2Config(
         **SIZES, num_key_value_heads=4, use_sliding_window=True, sliding_window=9, max_window_layers=1
     ),
@@ -61,8 +64,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
-def parse(path: Path, values: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
-    return parse_config(path / "config.json", values, generation or {})
+def parse(path: Path, values: dict[str, Any], generation: dict[str, Any] | None = None) -> Any:
+    return parse_config(path / "config.json", values, generation or {}, families())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -199,7 +202,7 @@ def test_the_end_of_turn_that_the_chat_template_writes_ends_a_turn(folder: Path,
     tokens = [{"id": token_id, "content": content} for content, token_id in added.items()]
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": tokens}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    assert FolderCheckpoint(folder).config.eos_token_ids == ends
+    assert open_folder(folder).config.eos_token_ids == ends
 
 
 def test_generation_config_has_sampling_defaults(tmp_path: Path) -> None:
@@ -273,7 +276,7 @@ def sharded(folder: Path) -> Path:
 @pytest.mark.parametrize("layout", ["folder", "sharded"])
 def test_tensors_are_read_from_one_file_or_shards(layout: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(layout)
-    checkpoint = FolderCheckpoint(path)
+    checkpoint = open_folder(path)
     assert set(checkpoint.tensors) == {name for name in TENSORS if "inv_freq" not in name}
     for file in path.glob("*.safetensors"):
         for name, expected in load_file(file).items():
@@ -287,7 +290,7 @@ def test_tensors_are_read_from_one_file_or_shards(layout: str, request: pytest.F
 
 def test_an_output_matrix_beside_tied_embeddings_is_left_out(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(OLD | {"tie_word_embeddings": True}))
-    assert "lm_head.weight" not in FolderCheckpoint(folder).tensors
+    assert "lm_head.weight" not in open_folder(folder).tensors
 
 
 @pytest.mark.parametrize(
@@ -314,7 +317,7 @@ def test_weights_without_an_index_are_found_by_their_names(folder: Path, names: 
 
 def test_an_index_of_another_name_is_found(sharded: Path) -> None:
     (sharded / "model.safetensors.index.json").rename(sharded / "pytorch_model.safetensors.index.json")
-    assert set(FolderCheckpoint(sharded).tensors) == {name for name in TENSORS if "inv_freq" not in name}
+    assert set(open_folder(sharded).tensors) == {name for name in TENSORS if "inv_freq" not in name}
 
 
 @pytest.mark.parametrize(
@@ -347,13 +350,13 @@ def test_shards_that_make_no_model_are_named(folder: Path, names: list[str], mes
 )
 def test_buffers_that_follow_from_the_configuration_are_left_out(folder: Path, name: str) -> None:
     save_file(TENSORS | {name: np.ones(4, np.float32)}, folder / "model.safetensors")
-    assert set(FolderCheckpoint(folder).tensors) == {name for name in TENSORS if "inv_freq" not in name}
+    assert set(open_folder(folder).tensors) == {name for name in TENSORS if "inv_freq" not in name}
 
 
 def test_a_missing_shard_is_named(sharded: Path) -> None:
     (sharded / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors is missing"):
-        FolderCheckpoint(sharded)
+        open_folder(sharded)
 
 
 def test_a_tensor_that_its_shard_lacks_is_named(sharded: Path) -> None:
@@ -361,13 +364,13 @@ def test_a_tensor_that_its_shard_lacks_is_named(sharded: Path) -> None:
     index["weight_map"]["model.extra.weight"] = "model-00001-of-00002.safetensors"
     (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=r"model-00001-of-00002\.safetensors: tensor 'model\.extra\.weight'"):
-        FolderCheckpoint(sharded)
+        open_folder(sharded)
 
 
 def test_the_index_decides_which_of_two_shards_holds_a_tensor(sharded: Path) -> None:
     weight_map = json.loads((sharded / "model.safetensors.index.json").read_text())["weight_map"]
     save_file(TENSORS, sharded / "model-00002-of-00002.safetensors")
-    checkpoint = FolderCheckpoint(sharded)
+    checkpoint = open_folder(sharded)
     assert {name: info.path.name for name, info in checkpoint.tensors.items()} == {
         name: shard for name, shard in weight_map.items() if "inv_freq" not in name
     }
@@ -377,40 +380,40 @@ def test_a_tensor_in_two_shards_is_named_where_no_index_decides(sharded: Path) -
     (sharded / "model.safetensors.index.json").unlink()
     save_file(TENSORS, sharded / "model-00002-of-00002.safetensors")
     with pytest.raises(CheckpointError, match=r"'lm_head\.weight' is also in model-00001"):
-        FolderCheckpoint(sharded)
+        open_folder(sharded)
 
 
 @pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "x.bin", 3, "a/model.safetensors"])
 def test_an_index_cannot_lead_out_of_its_folder(sharded: Path, shard: object) -> None:
     (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
     with pytest.raises(CheckpointError, match="weight_map is not an object of tensor names and file names"):
-        FolderCheckpoint(sharded)
+        open_folder(sharded)
 
 
 def test_a_truncated_weights_file_is_named_with_the_tensor(folder: Path) -> None:
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:-100])
     with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor '.*truncated"):
-        FolderCheckpoint(folder)
+        open_folder(folder)
 
 
 def test_an_unknown_tensor_type_is_named(folder: Path) -> None:
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data.replace(b'"F16"', b'"F17"'))
     with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor .* unknown type 'F17'"):
-        FolderCheckpoint(folder)
+        open_folder(folder)
 
 
 def test_pytorch_files_are_refused_with_the_remedy(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"\.bin and \.pth files are not read.*save_pretrained"):
-        FolderCheckpoint(folder)
+        open_folder(folder)
 
 
 def test_a_folder_without_weights_or_with_damaged_json_is_told(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
-        FolderCheckpoint(folder)
+        open_folder(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json: the file is not valid JSON"):
-        FolderCheckpoint(folder)
+        open_folder(folder)

@@ -8,7 +8,6 @@ import gguf
 import numpy as np
 import pytest
 
-from octavo.checkpoint.gguf import GGUFCheckpoint
 from octavo.checkpoint.gguf_format import GGML_TYPES, GGUFFile
 from octavo.errors import CheckpointError, UnknownArchitectureError
 from octavo.text.tokenizer import load_tokenizer
@@ -23,6 +22,7 @@ from tests.checkpoint.gguf_files import (
     tiny_tensors,
     write_gguf,
 )
+from tests.checkpoint.opening import open_gguf
 
 
 def assert_equals_reference(path: Path) -> None:
@@ -73,12 +73,12 @@ def test_the_type_table_is_the_gguf_packages() -> None:
 
 def test_the_real_file_opens_in_a_fraction_of_a_second(smollm_path: Path) -> None:
     start = time.process_time()
-    GGUFCheckpoint(smollm_path)
+    open_gguf(smollm_path)
     assert time.process_time() - start < 0.5  # measured 0.08
 
 
 def test_the_real_checkpoint_is_smollm2(smollm_path: Path) -> None:
-    checkpoint = GGUFCheckpoint(smollm_path)
+    checkpoint = open_gguf(smollm_path)
     config = checkpoint.config
     assert (config.model_type, config.vocab_size, config.hidden_size, config.head_dim) == ("llama", 49152, 576, 64)
     assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (30, 9, 3)
@@ -97,7 +97,7 @@ def test_the_real_checkpoint_is_smollm2(smollm_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
 def test_tensors_have_hugging_face_names_and_shapes_and_their_bytes(tmp_path: Path, arch: str) -> None:
-    checkpoint = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", arch))
+    checkpoint = open_gguf(write_gguf(tmp_path / "m.gguf", arch))
     written = tiny_tensors(arch)
     assert len(checkpoint.tensors) == len(written)
     for hf_name, gguf_name in [
@@ -116,7 +116,7 @@ def test_tensors_have_hugging_face_names_and_shapes_and_their_bytes(tmp_path: Pa
 
 def test_only_queries_and_keys_of_arch_llama_are_marked_as_interleaved(tmp_path: Path) -> None:
     biases = {f"blk.{i}.attn_{p}.bias": np.zeros(n, np.float32) for i in range(2) for p, n in [("q", 64), ("k", 32)]}
-    llama = GGUFCheckpoint(write_gguf(tmp_path / "l.gguf", tensors=tiny_tensors("llama") | biases))
+    llama = open_gguf(write_gguf(tmp_path / "l.gguf", tensors=tiny_tensors("llama") | biases))
     marked = {name: info.rope_interleaved_heads for name, info in llama.tensors.items() if info.rope_interleaved_heads}
     assert marked == {
         f"model.layers.{layer}.self_attn.{part}_proj.{kind}": heads
@@ -124,16 +124,16 @@ def test_only_queries_and_keys_of_arch_llama_are_marked_as_interleaved(tmp_path:
         for part, heads in [("q", HEADS), ("k", KV_HEADS)]
         for kind in ("weight", "bias")
     }
-    qwen2 = GGUFCheckpoint(write_gguf(tmp_path / "q.gguf", "qwen2"))
+    qwen2 = open_gguf(write_gguf(tmp_path / "q.gguf", "qwen2"))
     assert not any(info.rope_interleaved_heads for info in qwen2.tensors.values())
     assert qwen2.config.attention_bias
     assert not qwen2.config.attention_output_bias
 
 
 def test_a_missing_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:
-    assert not GGUFCheckpoint(write_gguf(tmp_path / "m.gguf")).config.tie_word_embeddings
+    assert not open_gguf(write_gguf(tmp_path / "m.gguf")).config.tie_word_embeddings
     path = write_gguf(tmp_path / "m.gguf", tensors=tiny_tensors("llama", tied=True))
-    assert GGUFCheckpoint(path).config.tie_word_embeddings
+    assert open_gguf(path).config.tie_word_embeddings
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_missing_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:
 )
 def test_configuration_follows_the_metadata(tmp_path: Path, keys: dict[str, Any], field: str, expected: object) -> None:
     path = write_gguf(tmp_path / "m.gguf", keys={f"llama.{key}": value for key, value in keys.items()})
-    assert getattr(GGUFCheckpoint(path).config, field) == expected
+    assert getattr(open_gguf(path).config, field) == expected
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_configuration_follows_the_metadata(tmp_path: Path, keys: dict[str, Any]
 )
 def test_rotary_scaling_follows_the_metadata(tmp_path: Path, keys: dict[str, Any], expected: dict[str, Any]) -> None:
     path = write_gguf(tmp_path / "m.gguf", keys={f"llama.rope.{key}": value for key, value in keys.items()})
-    rope = GGUFCheckpoint(path).config.rope
+    rope = open_gguf(path).config.rope
     assert {name: getattr(rope, name) for name in expected} == expected
 
 
@@ -186,20 +186,28 @@ def test_rope_freqs_become_divisors_and_stored_frequencies_are_left_out(tmp_path
         "rope_freqs.weight": np.array([1, 1, 1, 2, 4, 8, 8, 8], np.float32),
         "blk.0.attn_rot_embd.weight": np.ones(8, np.float32),
     }
-    checkpoint = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", tensors=tiny_tensors("llama") | extras))
+    checkpoint = open_gguf(write_gguf(tmp_path / "m.gguf", tensors=tiny_tensors("llama") | extras))
     assert checkpoint.config.rope.frequency_divisors == (1, 1, 1, 2, 4, 8, 8, 8)
     assert len(checkpoint.tensors) == len(tiny_tensors("llama"))
 
 
 def test_sampling_defaults_come_from_the_general_keys(tmp_path: Path) -> None:
     keys = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.mirostat": 1}
-    config = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", keys=keys)).config
+    config = open_gguf(write_gguf(tmp_path / "m.gguf", keys=keys)).config
     assert config.sampling_defaults == {"temperature": 0.6, "top_k": 20}
+
+
+def test_norms_of_heads_have_their_names(tmp_path: Path) -> None:
+    norms = {f"blk.{i}.attn_{part}_norm.weight": np.ones(16, np.float32) for i in range(LAYERS) for part in "qk"}
+    keys = {"qwen3.attention.key_length": 16}
+    checkpoint = open_gguf(write_gguf(tmp_path / "m.gguf", "qwen3", keys, tiny_tensors("qwen3") | norms))
+    assert (checkpoint.config.model_type, checkpoint.config.head_dim) == ("qwen3", 16)
+    assert checkpoint.tensors["model.layers.1.self_attn.k_norm.weight"].shape == (16,)
 
 
 def test_a_named_token_of_minus_1_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keys = {f"tokenizer.ggml.{name}_token_id": -1 for name in ("eot", "eom", "bos", "padding")}
-    assert GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", keys=keys)).config.eos_token_ids == (2, 10)
+    assert open_gguf(write_gguf(tmp_path / "m.gguf", keys=keys)).config.eos_token_ids == (2, 10)
     assert "eot_token_id is -1, which is no token" in caplog.text
 
 
@@ -210,7 +218,7 @@ def test_the_end_of_turn_that_the_template_writes_ends_a_turn_whatever_its_type(
         "tokenizer.chat_template": chatml,
         "tokenizer.ggml.merges": ["a b"],
     }
-    checkpoint = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", keys=keys))
+    checkpoint = open_gguf(write_gguf(tmp_path / "m.gguf", keys=keys))
     assert checkpoint.config.eos_token_ids == (2, 10)
     assert checkpoint.vocabulary is not None
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.vocabulary)
@@ -221,7 +229,7 @@ def test_the_end_of_turn_that_the_template_writes_ends_a_turn_whatever_its_type(
 def test_named_chat_templates_are_read(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"tokenizer.chat_templates": ["rag", "tool_use"], "tokenizer.ggml.merges": ["a b"]}
     keys |= {f"tokenizer.chat_template.{name}": f"{name}!" for name in ("rag", "tool_use")}
-    vocabulary = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", keys=keys)).vocabulary
+    vocabulary = open_gguf(write_gguf(tmp_path / "m.gguf", keys=keys)).vocabulary
     assert vocabulary is not None
     assert load_tokenizer(tmp_path, vocabulary).chat_templates == {
         "default": "{{ messages[0]['content'] }}",
@@ -232,14 +240,14 @@ def test_named_chat_templates_are_read(tmp_path: Path) -> None:
 
 def test_end_of_turn_tokens_are_the_named_ones_and_known_control_tokens(tmp_path: Path) -> None:
     # <|im_end|> (10) is a control token here; <|eot_id|> (11) is an ordinary one.
-    assert GGUFCheckpoint(write_gguf(tmp_path / "m.gguf")).config.eos_token_ids == (2, 10)
+    assert open_gguf(write_gguf(tmp_path / "m.gguf")).config.eos_token_ids == (2, 10)
     keys = {"tokenizer.ggml.eot_token_id": 11, "tokenizer.ggml.eom_token_id": 3, "tokenizer.ggml.eos_token_id": 10}
-    assert GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", keys=keys)).config.eos_token_ids == (10, 11, 3)
+    assert open_gguf(write_gguf(tmp_path / "m.gguf", keys=keys)).config.eos_token_ids == (10, 11, 3)
 
 
 def test_the_vocabulary_is_complete(tmp_path: Path) -> None:
     keys = {"tokenizer.ggml.unknown_token_id": 0, "tokenizer.ggml.padding_token_id": -1, "tokenizer.ggml.pre": None}
-    vocabulary = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", keys=keys)).vocabulary
+    vocabulary = open_gguf(write_gguf(tmp_path / "m.gguf", keys=keys)).vocabulary
     assert vocabulary is not None
     assert vocabulary.tokens == TOKENS
     assert vocabulary.pre == "default"
@@ -257,18 +265,18 @@ def test_a_split_model_is_one_checkpoint_from_any_of_its_parts(tmp_path: Path) -
     parts = sorted(tmp_path.glob("m-*.gguf"))
     assert len(parts) == 3
     for part in parts:
-        checkpoint = GGUFCheckpoint(part)
+        checkpoint = open_gguf(part)
         assert len(checkpoint.tensors) == len(tiny_tensors("llama"))
         name = "model.layers.1.mlp.down_proj.weight"
         assert checkpoint.read(name).tobytes() == tiny_tensors("llama")["blk.1.ffn_down.weight"].tobytes()
     parts[1].unlink()
     with pytest.raises(CheckpointError, match=r"m-00002-of-00003\.gguf: no such file"):
-        GGUFCheckpoint(parts[0])
+        open_gguf(parts[0])
 
 
 def test_an_unknown_architecture_is_named_with_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(UnknownArchitectureError, match=r"m\.gguf.*'mamba'.*llama, qwen2"):
-        GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", "mamba"))
+        open_gguf(write_gguf(tmp_path / "m.gguf", "mamba"))
 
 
 @pytest.mark.parametrize(
@@ -298,5 +306,5 @@ def test_what_cannot_be_right_is_named(
 ) -> None:
     path = write_gguf(tmp_path / "m.gguf", keys=keys, tensors=tiny_tensors("llama") | tensors)
     with pytest.raises(CheckpointError, match=message) as raised:
-        GGUFCheckpoint(path)
+        open_gguf(path)
     assert str(path) in str(raised.value)

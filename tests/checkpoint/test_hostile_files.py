@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from octavo.checkpoint.gguf import GGUFCheckpoint
 from octavo.checkpoint.gguf_format import GGUFFile
 from octavo.checkpoint.hf_config import parse_config
 from octavo.checkpoint.safetensors import SafetensorsFile
 from octavo.errors import CheckpointError
+from octavo.models.loader import families
 from tests.checkpoint.gguf_files import tiny_tensors, write_gguf
+from tests.checkpoint.opening import open_gguf
 
 MAX_S = 2.0
 U64_MAX = 2**64 - 1
@@ -88,7 +89,7 @@ def safetensors_bytes() -> bytes:
 @given(mutations=st.lists(MUTATION, min_size=1, max_size=4))
 def test_a_damaged_gguf_is_a_checkpoint_error(tmp_path: Path, mutations: list[tuple[str, float, int]]) -> None:
     data = mutate(gguf_bytes(), mutations, reach=len(gguf_bytes()) - DATA_BYTES)
-    assert_opens_or_complains(GGUFCheckpoint, tmp_path / "m.gguf", data)
+    assert_opens_or_complains(open_gguf, tmp_path / "m.gguf", data)
 
 
 def test_a_gguf_cut_anywhere_is_a_checkpoint_error(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_a_gguf_cut_anywhere_is_a_checkpoint_error(tmp_path: Path) -> None:
         path.unlink(missing_ok=True)
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"m\.gguf"):
-            GGUFCheckpoint(path)
+            open_gguf(path)
 
 
 @FUZZ
@@ -210,7 +211,7 @@ def test_any_value_in_config_json_is_a_checkpoint_error_or_fine(
     values = CONFIG | {"model_type": model_type, "rope_parameters": CONFIG["rope_parameters"] | rope} | changes
 
     def parse() -> None:
-        config = parse_config(Path("config.json"), values, {})
+        config = parse_config(Path("config.json"), values, {}, families())
         assert len(config.sliding_windows) == config.num_hidden_layers
 
     message = complaint(parse)

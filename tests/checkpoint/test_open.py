@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 from octavo.checkpoint.folder import FolderCheckpoint
 from octavo.checkpoint.gguf import GGUFCheckpoint
 from octavo.checkpoint.hub import select_files
-from octavo.checkpoint.open import open_checkpoint
 from octavo.errors import CheckpointError
+from octavo.models.loader import open_checkpoint
 from tests.checkpoint.gguf_files import write_gguf
 
 CONFIG = {
@@ -163,11 +163,13 @@ def test_a_cached_folder_without_all_its_shards_is_not_used(cache: Path) -> None
 def test_the_environment_variable_is_honoured_and_torch_is_not_imported(tmp_path: Path) -> None:
     write_folder(snapshot(tmp_path / "hub", "org/name"))
     code = (
-        "import sys; from octavo.checkpoint.open import open_checkpoint\n"
+        "import sys; from octavo.checkpoint.model_config import ModelConfig\n"
+        "from octavo.checkpoint.open import open_checkpoint\n"
+        "families = {'llama': ModelConfig}\n"
         "assert 'huggingface_hub' not in sys.modules\n"
-        "print(open_checkpoint('org/name').config.model_type)\n"
+        "print(open_checkpoint('org/name', families).config.model_type)\n"
         "assert not {'torch', 'transformers', 'gguf', 'safetensors'} & set(sys.modules)\n"
-        "open_checkpoint('org/absent')"
+        "open_checkpoint('org/absent', families)"
     )
     environment = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(p for p in sys.path if p)}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)

@@ -12,13 +12,13 @@ from sentencepiece import sentencepiece_model_pb2
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from octavo import LLM, SamplingParams
-from octavo.checkpoint.checkpoint import Vocabulary
-from octavo.checkpoint.gguf import GGUFCheckpoint
+from octavo.checkpoint.checkpoint import Checkpoint, Vocabulary
 from octavo.devices.provider import resolve_ops
 from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model
 from octavo.text.gguf_pipeline import SPACE, TokenType
 from octavo.text.tokenizer import load_tokenizer
+from tests.checkpoint.opening import open_gguf
 from tests.gemma3 import assemble
 from tests.models.driver import sequence_logits
 from tests.smollm2 import PROMPTS
@@ -45,8 +45,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(path: Path) -> GGUFCheckpoint:
-    return GGUFCheckpoint(path)
+def checkpoint(path: Path) -> Checkpoint:
+    return open_gguf(path)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def sentencepiece_of(vocabulary: Vocabulary) -> Any:
     return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
 
 
-def test_text_is_encoded_as_sentencepiece_does_and_soon(checkpoint: GGUFCheckpoint) -> None:
+def test_text_is_encoded_as_sentencepiece_does_and_soon(checkpoint: Checkpoint) -> None:
     assert checkpoint.vocabulary is not None
     start = time.process_time()
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.vocabulary)
@@ -84,7 +84,7 @@ def test_text_is_encoded_as_sentencepiece_does_and_soon(checkpoint: GGUFCheckpoi
     assert tokenizer.encode("Hello")[0] == tokenizer.bos_token_id == 2
 
 
-def test_logits_equal_transformers_beyond_the_window(checkpoint: GGUFCheckpoint, transformers_model: Any) -> None:
+def test_logits_equal_transformers_beyond_the_window(checkpoint: Checkpoint, transformers_model: Any) -> None:
     ops = resolve_ops("cpu")
     token_ids = load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(DOCUMENT.read_text())[:700]
     actual = sequence_logits(

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from octavo import LLM, RequestFailedError, SamplingParams
-from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
 from octavo.layers.weights import WeightFormat
-from octavo.models.loader import CausalLM, load_model
+from octavo.models.loader import CausalLM, load_model, open_checkpoint
 from tests.models.driver import sequence_logits
 from tests.tiny_models import make_folder
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
-from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
 from octavo.layers.weights import WeightFormat
-from octavo.models.loader import load_model
+from octavo.models.loader import load_model, open_checkpoint
 from octavo.text.tokenizer import load_tokenizer
 from tests.models.driver import sequence_logits
 from tests.smollm2 import PROMPTS, gguf_path

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
 from octavo.errors import CheckpointError
 from octavo.kernels.ops import Ops
 from octavo.layers.weights import WeightFormat
-from octavo.models.loader import load_model
+from octavo.models.loader import load_model, open_checkpoint
 from tests.models.driver import sequence_logits
 from tests.tiny_models import FAMILIES, make_folder, make_model
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
 from octavo.errors import CheckpointError
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
 from octavo.layers.weights import WeightFormat
-from octavo.models.loader import Encoder, load_encoder
+from octavo.models.loader import Encoder, load_encoder, open_checkpoint
 from tests.models.test_only_ops_compute import OnlyOps, WatchedOps
 from tests.tiny_encoders import make_encoder, make_encoder_folder, reference_hidden_states
 

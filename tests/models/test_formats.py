@@ -11,16 +11,17 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from octavo.checkpoint.model_config import ModelConfig, TensorInfo
+from octavo.checkpoint.model_config import TensorInfo
 from octavo.devices.provider import resolve_ops
 from octavo.errors import CheckpointError
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.weights import WeightFormat
+from octavo.models.llama import Args
 from octavo.models.loader import load_model
 from tests.layers.block_bytes import BLOCK_BYTES, finite_blocks
 from tests.models.driver import sequence_logits
 
-CONFIG = ModelConfig(
+CONFIG = Args(
     model_type="llama",
     vocab_size=300,
     hidden_size=256,

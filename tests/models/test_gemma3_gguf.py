@@ -7,11 +7,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from octavo.checkpoint.gguf import GEMMA3_LAYER_NAMES, MODEL_NAMES, GGUFCheckpoint
+from octavo.checkpoint.gguf_names import MODEL_NAMES
 from octavo.devices.provider import resolve_ops
 from octavo.layers.weights import WeightFormat
+from octavo.models.gemma3_text import GGUF_LAYER_NAMES, Args
 from octavo.models.loader import load_model
 from tests.checkpoint.gguf_files import write_gguf
+from tests.checkpoint.opening import open_gguf
 from tests.models.driver import sequence_logits
 from tests.tiny_models import make_model
 
@@ -23,7 +25,7 @@ def write_gemma(path: Path, model: PreTrainedModel) -> Path:
     config = model.config
     names = dict(MODEL_NAMES)
     for layer in range(config.num_hidden_layers):
-        names |= {f"blk.{layer}.{old}": f"model.layers.{layer}.{new}" for old, new in GEMMA3_LAYER_NAMES.items()}
+        names |= {f"blk.{layer}.{old}": f"model.layers.{layer}.{new}" for old, new in GGUF_LAYER_NAMES.items()}
     weights = dict(model.named_parameters())
     tensors = {
         old: weights[new].detach().numpy() + np.float32("norm" in new) for old, new in names.items() if new in weights
@@ -52,7 +54,7 @@ def test_logits_equal_transformers(tmp_path: Path, num_layers: int) -> None:
     sizes = {"num_hidden_layers": num_layers, "hidden_size": 32, "num_attention_heads": 4, "layer_types": types}
     scalar = 32 // 4 if num_layers == 62 else 32  # the largest model scales by hidden_size / num_heads
     model = make_model("gemma3-linear-rope", **sizes, query_pre_attn_scalar=scalar)
-    checkpoint = GGUFCheckpoint(write_gemma(tmp_path / "model.gguf", model))
+    checkpoint = open_gguf(write_gemma(tmp_path / "model.gguf", model))
     ops = resolve_ops("cpu")
     token_ids = torch.randint(2, 384, (60,), generator=torch.Generator().manual_seed(4)).tolist()
     actual = sequence_logits(
@@ -65,8 +67,9 @@ def test_logits_equal_transformers(tmp_path: Path, num_layers: int) -> None:
 
 def test_the_context_is_the_files_whatever_the_scaling(tmp_path: Path) -> None:
     model = make_model("gemma3-linear-rope", num_hidden_layers=7, layer_types=LAYER_TYPES)
-    config = GGUFCheckpoint(write_gemma(tmp_path / "model.gguf", model)).config
+    config = open_gguf(write_gemma(tmp_path / "model.gguf", model)).config
     assert (config.rope.rope_type, config.rope.factor, config.rope.rope_theta) == ("linear", 8.0, 50_000.0)
+    assert isinstance(config, Args)
     assert config.local_rope is not None
     assert (config.local_rope.rope_type, config.local_rope.rope_theta) == ("default", 10_000.0)
     assert [group.window for group in config.kv_groups] == [24] * 6 + [0]

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.checkpoint.open import open_checkpoint
 from octavo.devices.provider import resolve_ops
 from octavo.kernels.ops import Ops
 from octavo.layers.weights import WeightFormat
-from octavo.models.loader import load_model, multiplied_weights
+from octavo.models.loader import load_model, multiplied_weights, open_checkpoint
 from tests.tiny_models import make_folder
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.checkpoint.open import open_checkpoint
 from octavo.kernels.ops import Ops
 from octavo.layers.weights import WeightFormat
-from octavo.models.loader import load_model
+from octavo.models.loader import load_model, open_checkpoint
 from tests.models.driver import sequence_logits
 from tests.tiny_models import FAMILIES, make_folder
 

@@ -13,7 +13,6 @@ MODEL = ModelConfig(
     model_type="llama",
     vocab_size=32,
     hidden_size=96,
-    intermediate_size=64,
     num_hidden_layers=3,
     num_attention_heads=4,
     num_key_value_heads=2,

@@ -5,8 +5,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from octavo.checkpoint.open import open_checkpoint
 from octavo.layers.weights import packed_bytes
+from octavo.models.loader import open_checkpoint
 from octavo.plan.memory import kv_bytes_per_token
 from tests.server.running import RunningServer
 from tests.smollm2 import gguf_path

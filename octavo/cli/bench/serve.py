@@ -142,9 +142,10 @@ def _percentages(text: str) -> list[float]:
 def _vocab_size(tokenizer: str | None) -> int | None:
     if tokenizer is None:
         return None
-    from octavo.checkpoint.open import open_checkpoint
+    from octavo.checkpoint.open import open_text
+    from octavo.text.tokenizer import load_tokenizer
 
-    return open_checkpoint(tokenizer).config.vocab_size
+    return load_tokenizer(*open_text(tokenizer)).vocab_size
 
 
 def _sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
