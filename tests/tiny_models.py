@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
+from transformers import (
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 
@@ -75,6 +83,11 @@ def _config(family: str, **overrides: Any) -> PreTrainedConfig:
             return Qwen2Config(**sizes, use_sliding_window=False)
         case "qwen2-window":
             return Qwen2Config(**sizes, use_sliding_window=True, sliding_window=20, max_window_layers=1)
+        case "qwen3":  # whose heads need not share the hidden size evenly
+            return Qwen3Config(**sizes, head_dim=32)
+        case "qwen3-window-bias":
+            windows = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}
+            return Qwen3Config(**sizes, **windows, head_dim=16, attention_bias=True, tie_word_embeddings=True)
         case "gemma3":
             return Gemma3TextConfig(**(GEMMA3 | sizes))
         case "gemma3-linear-rope":
@@ -97,6 +110,8 @@ FAMILIES = [
     "mistral",
     "qwen2",
     "qwen2-window",
+    "qwen3",
+    "qwen3-window-bias",
     "gemma3",
     "gemma3-linear-rope",
 ]
