@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 from octavo.core.block_pool import hash_block, root_hash
 from octavo.core.eviction import EvictionPolicy, Fifo, Lru, Random
 from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.kv_geometry import KVGeometry
 from octavo.core.request import Request
 from octavo.sampling_params import SamplingParams
 
@@ -140,7 +141,7 @@ class HeadFirst(Lru):
 
 
 def hit_rate(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> float:
-    kv = KVCacheManager(num_blocks, BLOCK, eviction=policy)
+    kv = KVCacheManager(KVGeometry((0,), BLOCK, num_blocks), eviction=policy)
     if isinstance(policy, Oracle):
         policy.key = kv.pool.key
     running: deque[Request] = deque()
@@ -157,7 +158,6 @@ def hit_rate(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> float:
             policy.now = time
         request.num_computed_tokens = kv.open(request, prefix)
         num_found += request.num_computed_tokens
-        request.was_scheduled = True
         assert kv.allocate(request, request.gap) is not None
         request.num_computed_tokens += request.gap
         kv.register_full_blocks(request)

@@ -8,7 +8,8 @@
     │   ├── ContextLengthError    prompt (plus output) longer than the model or the KV pool allows
     │   └── ModelNotFoundError    another model than the served one: HTTP 404
     ├── RequestFailedError        the engine's fault, for one request: HTTP 500
-    │   └── RequestTimeoutError   it took longer than --request-timeout: HTTP 504
+    │   ├── RequestTimeoutError   it took longer than --request-timeout: HTTP 504
+    │   └── TierFailedError       it is longer than the KV pool, and what held the rest has failed
     ├── EngineBusyError           refused before it was queued: HTTP 429 with Retry-After
     └── EngineDeadError           the engine process is gone: HTTP 503
 
@@ -27,6 +28,7 @@ __all__ = [
     "OctavoError",
     "RequestFailedError",
     "RequestTimeoutError",
+    "TierFailedError",
     "UnknownArchitectureError",
 ]
 
@@ -77,6 +79,16 @@ class RequestFailedError(OctavoError):
 
 class RequestTimeoutError(RequestFailedError):
     """The request took longer than --request-timeout allows."""
+
+
+class TierFailedError(RequestFailedError):
+    """The request is longer than the KV pool, and the tier that held the rest has failed."""
+
+    def __init__(self, num_tokens: int, kv_capacity_tokens: int) -> None:
+        super().__init__(
+            f"The request has {num_tokens} tokens, the KV pool holds {kv_capacity_tokens}, and writing to the tier "
+            "that held the rest (--kv-cache-dir) has failed."
+        )
 
 
 class EngineBusyError(OctavoError):

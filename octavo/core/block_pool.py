@@ -6,7 +6,7 @@ Knows block numbers, reference counts and hashes; knows nothing of requests or t
 import hashlib
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import chain
 
 from octavo.core.eviction import EvictionPolicy, Lru
@@ -36,7 +36,8 @@ class BlockPool:
 
     Invariants: a block is free exactly when its reference count is 0, and then either blank, without a key, or with
     the eviction policy; a key leads to one block, and that block carries it. A second block with the same content stays
-    without a key: tables only grow at the tail, so it is not merged.
+    without a key: tables only grow at the tail, so it is not merged. `num_changes` grows when a watched key is found or
+    lost.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class BlockPool:
         """`on_evict` is told of each block that loses its key because it is reused."""
         self.num_blocks = num_blocks
         self.num_evicted = 0
+        self.num_changes = 0
         self._on_evict = on_evict
         self._ref_counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_ids: dict[BlockKey, int] = {}
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._eviction: EvictionPolicy = Lru() if eviction is None else eviction
+        self._watched: Set[BlockKey] = frozenset()
 
     @property
     def num_free(self) -> int:
@@ -66,12 +69,17 @@ class BlockPool:
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
-    def is_free(self, block_id: int) -> bool:
-        return not self._ref_counts[block_id]
+    def num_used_of(self, block_ids: Iterable[int]) -> int:
+        """How many of these are not free."""
+        return sum(map(bool, map(self._ref_counts.__getitem__, block_ids)))
 
     def find(self, key: BlockKey) -> int | None:
         """The block that carries this key, used or free."""
         return self._block_ids.get(key)
+
+    def watch(self, keys: Set[BlockKey]) -> None:
+        """Count changes of these keys, and of no others, from now on."""
+        self._watched = keys
 
     def key(self, block_id: int) -> BlockKey | None:
         return self._keys[block_id]
@@ -114,6 +122,7 @@ class BlockPool:
         """Let a full block be found by its key, unless another block with the same content is."""
         if self._block_ids.setdefault(key, block_id) == block_id:
             self._keys[block_id] = key
+            self.num_changes += key in self._watched
 
     def forget(self, block_id: int) -> None:
         """No longer find this block: its content can't be trusted."""
@@ -129,6 +138,7 @@ class BlockPool:
         assert key is not None
         self._keys[block_id] = None
         del self._block_ids[key]
+        self.num_changes += key in self._watched
         return key
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:

@@ -4,7 +4,7 @@ A tier block's id follows the pool's: kernels read either through a table. Knows
 nothing of tokens, bytes or where the blocks really are.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from octavo.core.block_pool import NULL_BLOCK, BlockKey, BlockPool
@@ -88,9 +88,17 @@ class BlockTier:
     def key(self, block_id: int) -> BlockKey | None:
         return self._pool.key(block_id - self._first)
 
-    def is_being_read(self, block_id: int) -> bool:
-        """Whether a copy of this block into the pool is under way."""
-        return block_id in self._being_read
+    @property
+    def num_changes(self) -> int:
+        """Grows when a watched key is found or lost."""
+        return self._pool.num_changes
+
+    def watch(self, keys: Set[BlockKey]) -> None:
+        self._pool.watch(keys)
+
+    def are_being_read(self, block_ids: Iterable[int]) -> bool:
+        """Whether a copy of one of these blocks into the pool is under way."""
+        return bool(self._being_read) and not self._being_read.isdisjoint(block_ids)
 
     def share(self, block_ids: Iterable[int]) -> None:
         self._pool.share(block_id - self._first for block_id in block_ids)

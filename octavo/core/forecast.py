@@ -3,9 +3,10 @@
 Knows the tokens and blocks of requests; knows nothing of queues, budgets or who is preempted for whom.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
-from octavo.core.kv_cache_manager import BlockTables, KVCacheManager
+from octavo.core.block_tables import Tables
+from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.length_predictor import LengthPredictor, predicted_peak
 from octavo.core.request import Request
 from octavo.core.step import FinishReason
@@ -14,7 +15,10 @@ __all__ = ["Forecast"]
 
 
 class Forecast:
-    """Predicts lengths and, from these, the memory in flight; counts how near the predictions were."""
+    """Predicts lengths and, from these, the memory in flight; counts how near the predictions were.
+
+    Invariant: a request is known from the step that schedules it first until it is over.
+    """
 
     def __init__(self, kv: KVCacheManager) -> None:
         self.num_predicted_tokens = 0
@@ -25,14 +29,25 @@ class Forecast:
         """By how many the two differed, added up over these requests."""
         self._kv = kv
         self._predictor = LengthPredictor()
+        self._predicted: dict[int, int] = {}  # by request, when it was first admitted
+        self._num_shared: dict[int, int] = {}  # by request, tokens in others' blocks then, or when it forked last
 
     def begin(self, request: Request) -> None:
         """The request is scheduled for the first time."""
-        request.predicted_tokens = self._predictor.predict(0, request.max_tokens)
+        self._predicted[request.request_id] = self._predictor.predict(0, request.max_tokens)
+        self.share(request, request.num_computed_tokens)
+
+    def share(self, request: Request, num_tokens: int) -> None:
+        """The request begins with so many tokens in others' blocks."""
+        self._num_shared[request.request_id] = num_tokens
 
     def end(self, request: Request, reason: FinishReason) -> None:
-        """Learn from a request that generated and is over, other than by an error."""
-        num_tokens, num_predicted = request.num_output_tokens, request.predicted_tokens
+        """Learn from a request that is over, if it was scheduled and did not fail."""
+        num_predicted = self._predicted.pop(request.request_id, 0)
+        self._num_shared.pop(request.request_id, None)
+        if not num_predicted or reason == "error":
+            return
+        num_tokens = request.num_output_tokens
         self._predictor.observe(num_tokens, is_cut_off=reason != "stop")
         if reason != "abort":
             self.num_predicted_tokens += num_predicted
@@ -40,29 +55,43 @@ class Forecast:
             self.num_mispredicted_tokens += abs(num_predicted - num_tokens)
 
     def fits(
-        self, request: Request, prefix: BlockTables, running: Collection[Request], staying: Iterable[Request]
+        self,
+        request: Request,
+        prefix: Tables,
+        running: Collection[Request],
+        staying: Iterable[Request],
+        num_alike: int = 1,
     ) -> bool:
-        """Whether the pool will probably hold the request, which shares `prefix`, and those that run until they have
-        ended, so that none is preempted but those that are not `staying`. What is alone always fits."""
-        windows, block_size, pool = self._kv.group_windows, self._kv.block_size, self._kv.pool
-        if not running or not windows:
+        """Whether the pool will probably hold the request, or so many like it, which share `prefix`, and those that run
+        until they have ended, so that none is preempted but those that are not `staying`. What is alone always fits."""
+        geometry, pool = self._kv.geometry, self._kv.pool
+        if not running or not geometry.windows:
             return True
-        loads = [self._load(request, self._kv.num_used(prefix) // len(windows) * block_size)]
-        loads += (self._load(other, other.num_shared_tokens) for other in staying)
-        num_own = sum(self._kv.num_slots(r, r.num_computed_tokens - r.num_shared_tokens) for r in running)
-        num_shared = max(pool.num_used * block_size - num_own, 0)
-        return num_shared + predicted_peak(loads) <= pool.num_blocks * block_size
+        num_prefix_tokens = self._kv.num_used(prefix) // len(geometry.windows) * geometry.block_size
+        loads = [self._load(request, num_prefix_tokens)] * num_alike
+        loads += (self._load(other, self._num_shared.get(other.request_id, 0)) for other in staying)
+        num_own = sum(
+            geometry.num_slots(r, r.num_computed_tokens - self._num_shared.get(r.request_id, 0)) for r in running
+        )
+        num_shared = max(pool.num_used * geometry.block_size - num_own, 0)
+        return num_shared + predicted_peak(loads) <= pool.num_blocks * geometry.block_size
 
     def _load(self, request: Request, num_shared_tokens: int) -> tuple[int, int, int]:
         """Slots of its own that the request holds when its gap is closed, how many tokens it will probably add, and the
         slots that each of them takes."""
-        if self._kv.is_long(request):
-            num_windows = sum(map(bool, self._kv.group_windows))
-            num_step_tokens = min(request.gap, self._kv.most_new_tokens(request))
-            return self._kv.num_slots(request, request.num_tokens) + num_windows * num_step_tokens, 0, 0
+        geometry = self._kv.geometry
+        if geometry.is_long(request):
+            num_windows = sum(map(bool, geometry.windows))
+            num_step_tokens = min(request.gap, geometry.most_new_tokens(request))
+            return geometry.num_slots(request, request.num_tokens) + num_windows * num_step_tokens, 0, 0
         num_tokens, num_output_tokens = request.num_tokens, request.num_tokens - request.num_prompt_tokens
         num_more = self._predictor.predict(num_output_tokens, request.max_tokens) - num_output_tokens
-        num_unused = self._kv.block_size // 2  # of its last block, on average
-        num_per_token = sum(not window or num_tokens < window for window in self._kv.group_windows)
-        num_slots = self._kv.num_slots(request, num_tokens - num_shared_tokens + num_unused)
+        num_unused = geometry.block_size // 2  # of its last block, on average
+        num_per_token = sum(not window or num_tokens < window for window in geometry.windows)
+        num_slots = geometry.num_slots(request, num_tokens - num_shared_tokens + num_unused)
         return num_slots, max(num_more - 1, 0), num_per_token
+
+    def check(self, requests: Mapping[int, Request]) -> None:
+        """Assert the invariants, `requests` being all that are waiting, running or in a step."""
+        going_on = {request_id for request_id, request in requests.items() if request.finish_reason is None}
+        assert self._predicted.keys() == self._num_shared.keys() <= going_on

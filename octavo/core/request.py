@@ -5,7 +5,7 @@ Knows token counts and its own end; knows nothing of blocks, text or time.
 
 from dataclasses import dataclass
 
-from octavo.core.step import FinishReason, TokenLogprobs
+from octavo.core.step import FinishReason
 from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.sampling_params import SamplingParams
 
@@ -75,49 +75,39 @@ class RequestLimits:
 class Request:
     """One sequence's token ledger.
 
-    `token_ids` holds the known tokens: the prompt, then the accepted output. Steps in flight sample tokens whose value
-    is not known yet; `num_placeholders` counts them, and `num_tokens` counts both kinds. With a `max_tokens` of 0 the
-    prompt is computed to its end all the same, and the one token that is sampled there is not accepted.
+    `token_ids` holds the known tokens: the prompt, then the accepted output. Behind them come the drafts, which are
+    guesses, or else the placeholders: tokens that steps in flight sample, and that can be scheduled although their
+    values are not known. With a `max_tokens` of 0 the prompt is computed to its end all the same, and the one token
+    that is sampled there is not accepted.
+
+        [ prompt                 | output            | drafts or placeholders ]     num_tokens
+        [ computed, or in a step in flight                 | gap              ]     num_computed_tokens
+
+    A step that verifies drafts has counted them as computed. What it does not accept is taken back when it returns;
+    until then the request is in no later step, since its next position is not known.
 
     Invariants: num_computed_tokens <= num_tokens <= num_prompt_tokens + max(max_tokens, 1); there are no more
-    placeholders than steps in flight; the token that reaches max_tokens is never computed. Only the scheduler writes
-    here.
+    placeholders than steps in flight, and none beside drafts; the token that reaches max_tokens is never computed. Only
+    the scheduler and its parts write here.
     """
 
     __slots__ = (
-        "awaits_token",
-        "block_hashes",
         "cache_salt",
         "choice",
+        "draft_token_ids",
         "eos_token_ids",
         "finish_reason",
-        "followers",
-        "forked_from",
-        "given_from",
-        "leader",
         "max_tokens",
-        "most_computed_tokens",
-        "num_cached_tokens",
-        "num_candidates",
         "num_computed_tokens",
         "num_placeholders",
-        "num_prompt_tokens",
-        "num_shared_tokens",
         "num_steps_in_flight",
-        "num_tier_cached_tokens",
-        "predicted_tokens",
         "priority",
-        "prompt_logprobs",
         "prompt_token_ids",
         "request_id",
         "sampling_params",
         "seed",
-        "stop_reason",
         "stop_token_ids",
         "token_ids",
-        "urgency",
-        "waits_for_grammar",
-        "was_scheduled",
     )
 
     def __init__(
@@ -132,12 +122,10 @@ class Request:
         choice: int = 0,
         priority: int = 0,
         cache_salt: str | None = None,
-        num_candidates: int = 0,
     ) -> None:
         """`max_tokens`: as `RequestLimits.max_tokens` resolved it. `stop_token_ids` need not repeat `eos_token_ids`:
         they are added here or, with `ignore_eos`, taken away unless the request itself names them. Structured output
-        always ends with one. With `num_candidates` the request is a beam: no token is accepted that it samples, it is
-        given one after the other.
+        always ends with one.
         """
         assert prompt_token_ids
         assert max_tokens >= 0
@@ -157,96 +145,65 @@ class Request:
         self.cache_salt = cache_salt
 
         self.token_ids = list(prompt_token_ids)
-        self.num_prompt_tokens = len(prompt_token_ids)
-        self.most_computed_tokens = self.num_prompt_tokens + max(max_tokens, 1) - 1
+        self.draft_token_ids: list[int] = []
         self.num_placeholders = 0
         self.num_computed_tokens = 0
         self.num_steps_in_flight = 0
-        self.urgency = (0, 0)
-        """What requests are ordered by, the least first: level and arrival, set by the scheduler when it is queued."""
-        self.predicted_tokens = 0
-        """How many output tokens were expected of it when it was first admitted."""
-        self.num_candidates = num_candidates
-        self.waits_for_grammar = False
-        self.awaits_token = False
-        """Whether it is a beam whose candidates were reported."""
-        self.given_from: int | None = None
-        """Position from which on the runner does not know the tokens."""
-        self.leader: Request | None = None
-        """The request with the same prompt that computes it for this one too, until that is done."""
-        self.followers: list[Request] = []
-        """The requests that this one leads."""
-        self.forked_from: Request | None = None
-        """The leader, until what was sampled where this one began is accepted."""
-        self.prompt_logprobs: list[TokenLogprobs] | None = None
-        """Of a leader, what was reported of the prompt, for those that follow."""
-        self.was_scheduled = False
-        self.num_cached_tokens = 0
-        self.num_tier_cached_tokens = 0
-        self.num_shared_tokens = 0
-        """Tokens whose blocks were others' when it was admitted first or forked last."""
-        self.block_hashes: list[bytes] = []
-        """Chained hashes of the full blocks of known tokens, extended by the KV cache manager when it needs them."""
+        """Steps that compute its tokens or copy its blocks."""
         self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | None = None
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it may be scheduled."""
-        if self.waits_for_grammar or self.awaits_token or self.leader is not None:
-            return False
-        return not any(follower.waits_for_grammar for follower in self.followers)
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids) + self.num_placeholders
+        return len(self.token_ids) + len(self.draft_token_ids) + self.num_placeholders
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+        return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens :]
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def most_computed_tokens(self) -> int:
+        """Tokens that can ever be computed: all but the one that reaches `max_tokens`."""
+        return len(self.prompt_token_ids) + (self.max_tokens or 1) - 1
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens whose keys and values are needed now."""
+        return min(self.num_tokens, self.most_computed_tokens)
 
     @property
     def gap(self) -> int:
         """Tokens left to compute."""
-        return self.num_kv_tokens - self.num_computed_tokens
-
-    @property
-    def num_kv_tokens(self) -> int:
-        """Tokens whose keys and values are needed: all but the one that reaches `max_tokens`."""
-        num_tokens, most = len(self.token_ids) + self.num_placeholders, self.most_computed_tokens
-        return num_tokens if num_tokens < most else most
+        num_tokens = len(self.token_ids) + len(self.draft_token_ids) + self.num_placeholders
+        most = len(self.prompt_token_ids) + (self.max_tokens or 1) - 1
+        return (num_tokens if num_tokens < most else most) - self.num_computed_tokens
 
     @property
     def skips_prefix_cache(self) -> bool:
         """Its own blocks can be shared, but none are taken from the cache: every position must be computed."""
         return self.sampling_params.prompt_logprobs is not None
 
+    @property
+    def stop_reason(self) -> int | None:
+        """The last token, if it is one to stop at and not the model's own end of sequence."""
+        token_id = self.token_ids[-1]
+        is_own_eos = token_id in self.eos_token_ids and not self.sampling_params.ignore_eos
+        return token_id if token_id in self.stop_token_ids and not is_own_eos else None
+
     def append(self, token_id: int) -> FinishReason | None:
         """Add an accepted token. Returns why it ends the request, None when it does not."""
         self.token_ids.append(token_id)
-        num_output_tokens = len(self.token_ids) - self.num_prompt_tokens
+        num_output_tokens = len(self.token_ids) - len(self.prompt_token_ids)
         if token_id in self.stop_token_ids and num_output_tokens >= self.sampling_params.min_tokens:
-            self.stop_reason = self.stop_reason_of(token_id)
             return "stop"
         return "length" if num_output_tokens >= self.max_tokens else None
-
-    def stop_reason_of(self, token_id: int) -> int | None:
-        """What is reported of a token that ended the request: None for the model's own end of sequence."""
-        is_own_eos = token_id in self.eos_token_ids and not self.sampling_params.ignore_eos
-        return None if is_own_eos else token_id
-
-    def give(self, token_ids: list[int]) -> None:
-        """Of a beam: replace its tokens by these, one more of them, so that the last one can be computed."""
-        old, first = self.token_ids, self.num_prompt_tokens
-        num_same = next((i for i in range(first, len(old)) if old[i] != token_ids[i]), len(old))
-        self.given_from = num_same if self.given_from is None else min(self.given_from, num_same)
-        self.token_ids = token_ids
-        self.most_computed_tokens = len(token_ids)
-        self.awaits_token = False
 
     def truncate(self, num_output_tokens: int) -> int:
         """Forget output past this many tokens. Returns how many were forgotten."""
@@ -258,8 +215,6 @@ class Request:
     def check(self) -> None:
         assert 0 <= self.num_computed_tokens <= self.num_tokens
         assert 0 <= self.num_placeholders <= self.num_steps_in_flight
+        assert not (self.num_placeholders and self.draft_token_ids)
         assert self.num_tokens <= self.most_computed_tokens + 1
         assert self.token_ids[: self.num_prompt_tokens] == self.prompt_token_ids
-        assert self.num_cached_tokens < self.num_prompt_tokens
-        assert not self.was_scheduled or not (self.waits_for_grammar or self.leader)
-        assert all(follower.leader is self for follower in self.followers)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from octavo.core.eviction import EvictionPolicyName
-from octavo.core.kv_groups import capacity_tokens
+from octavo.core.kv_geometry import KVGeometry
 from octavo.core.swap_cost import PreemptionMode
 
 __all__ = ["AdmissionPolicy", "SchedulerConfig", "SchedulingPolicy"]
@@ -47,9 +47,18 @@ class SchedulerConfig:
     copy_bytes_per_s: float = 1.0
     """Between pool and tier, before any copy was measured."""
 
+    keeps_back_unsampled: bool = False
+    """Whether a request's next step waits until its token has come, as stages of a pipeline need it."""
+    sends_sampled_tokens: bool = False
+    """Whether steps carry every token that is not of a prompt, for receivers that do not sample. Needs the former."""
+
+    @property
+    def kv_geometry(self) -> KVGeometry:
+        return KVGeometry(
+            self.group_windows, self.block_size, self.num_blocks, self.max_num_batched_tokens, self.num_swap_blocks
+        )
+
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens of one request that pool and tier hold; without a pool, that a step holds."""
-        return capacity_tokens(
-            self.group_windows, self.num_blocks, self.block_size, self.max_num_batched_tokens, self.num_swap_blocks
-        )
+        return self.kv_geometry.capacity_tokens

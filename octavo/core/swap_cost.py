@@ -25,11 +25,12 @@ def cheaper_preemption(
 class SwapCost:
     """Running means of two rates and of a step's time, and the choice that follows from them."""
 
-    def __init__(self, tokens_per_s: float, bytes_per_s: float) -> None:
+    def __init__(self, tokens_per_s: float, bytes_per_s: float, block_bytes: int = 0) -> None:
         self.tokens_per_s = tokens_per_s
         """Prefill rate."""
         self.bytes_per_s = bytes_per_s
         """Rate of copies between the pool and the tier."""
+        self.block_bytes = block_bytes
         self.step_s = 0.0
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
@@ -41,6 +42,18 @@ class SwapCost:
 
     def observe_copies(self, num_bytes: int, seconds: float) -> None:
         self.bytes_per_s += RATE_WEIGHT * (num_bytes / seconds - self.bytes_per_s)
+
+    def observe(self, num_tokens: int, is_full: bool, compute_s: float, num_copies: int, copy_s: float) -> None:
+        """A step with so many tokens, and copies of blocks between pool and tier; 0 seconds where nobody measured."""
+        if num_copies and copy_s > 0:
+            self.observe_copies(num_copies * self.block_bytes, copy_s)
+        if num_tokens and compute_s > 0:
+            self.observe_step(compute_s)
+            if is_full:
+                self.observe_prefill(num_tokens, compute_s)
+
+    def choose_blocks(self, num_tokens: int, num_copied_blocks: int) -> PreemptionChoice:
+        return self.choose(num_tokens, num_copied_blocks * self.block_bytes)
 
     def choose(self, num_tokens: int, num_copied_bytes: int) -> PreemptionChoice:
         """Of a request that would lose so many tokens, or have so many bytes copied."""

@@ -29,16 +29,17 @@ class Totals:
     """Accepted. Falls where a reader of the output takes some back."""
     generation_tokens_shown: int = 0
 
-    def count_cached(self, request: Request, is_looked_up: bool) -> None:
-        """What a request found in the cache when it was admitted first."""
+    def count_cached(self, request: Request, num_tier_tokens: int, is_looked_up: bool) -> None:
+        """What a request found in the cache when it was scheduled first, and how much of it in the tier alone."""
         self.queried_tokens += request.num_prompt_tokens if is_looked_up else 0
-        self.cached_tokens += request.num_cached_tokens
-        self.tier_cached_tokens += request.num_tier_cached_tokens
+        self.cached_tokens += request.num_computed_tokens
+        self.tier_cached_tokens += min(num_tier_tokens, request.num_computed_tokens)
 
     def stats(
         self, config: SchedulerConfig, kv: KVCacheManager, forecast: Forecast, num_waiting: int, num_running: int
     ) -> SchedulerStats:
         self.generation_tokens_shown = max(self.generation_tokens_shown, self.generation_tokens)  # may pause, not fall
+        tier = None if kv.residency is None else kv.residency.tier
         return SchedulerStats(
             num_waiting=num_waiting,
             num_running=num_running,
@@ -48,11 +49,11 @@ class Totals:
             num_finished=dict(self.finished),
             num_preemptions=sum(self.preemptions.values()),
             num_swap_preemptions=self.preemptions["swap"],
-            num_swapped=kv.tier.num_swapped,
-            num_used_swap_blocks=kv.tier.num_used,
+            num_swapped=tier.num_swapped if tier is not None else 0,
+            num_used_swap_blocks=tier.num_used if tier is not None else 0,
             num_swap_blocks=config.num_swap_blocks,
-            num_blocks_swapped_in=kv.tier.num_blocks_in,
-            num_blocks_swapped_out=kv.tier.num_blocks_out,
+            num_blocks_swapped_in=tier.num_blocks_in if tier is not None else 0,
+            num_blocks_swapped_out=tier.num_blocks_out if tier is not None else 0,
             block_bytes=config.block_bytes,
             prefix_cache_queries=self.queried_tokens,
             prefix_cache_hits=self.cached_tokens,

@@ -24,7 +24,6 @@ from octavo.core.step import (
     StepHandle,
     TokenMasks,
 )
-from octavo.engine.beam_search import BeamSearches
 from octavo.engine.grammars import Grammars
 from octavo.engine.memory_roof import MemoryRoof
 from octavo.errors import InvalidRequestError
@@ -83,7 +82,6 @@ class LLMEngine:
         self.grammars = grammars or Grammars(_no_compiler)
         self.roof = roof
         self._started: list[int] = []
-        self.beam_searches = BeamSearches(scheduler)
         self._in_flight: deque[_Flight] = deque()
 
     def add_request(self, request: AddRequest) -> None:
@@ -96,11 +94,11 @@ class LLMEngine:
         structure = params.structured_outputs
         max_tokens = limits.max_tokens(len(request.prompt_token_ids), params)
         request_ids = range(request.request_id, request.request_id + params.n)
-        num_candidates = 0
+        search = None
         if params.beam_search is not None:
-            num_candidates = self._open_beam_search(request_ids, params, max_tokens)
+            search = self._beam_search(params, max_tokens)
             max_tokens = 0
-        leader: Request | None = None
+        completions: list[Request] = []
         for choice, request_id in enumerate(request_ids):
             is_ready = structure is None or self.grammars.open(request_id, structure)
             completion = Request(
@@ -114,13 +112,13 @@ class LLMEngine:
                 choice=choice,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
-                num_candidates=num_candidates,
             )
-            self.scheduler.add_request(completion, is_ready, leader)
-            leader = leader or completion
+            self.scheduler.add_request(completion, is_ready, completions[0] if completions else None)
+            completions.append(completion)
+        if search is not None:
+            self.scheduler.open_beam_search(completions, search, params.logprobs)
 
-    def _open_beam_search(self, request_ids: range, params: SamplingParams, max_tokens: int) -> int:
-        """Returns how many candidates each beam must report."""
+    def _beam_search(self, params: SamplingParams, max_tokens: int) -> BeamSearch:
         assert params.beam_search is not None
         end_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
         search = BeamSearch(params.n, params.beam_search, max_tokens, end_token_ids)
@@ -130,8 +128,7 @@ class LLMEngine:
                 f"time, and the model has {self.limits.vocab_size}.",
                 param="n",
             )
-        self.beam_searches.open(request_ids, search, params.logprobs)
-        return max(search.num_candidates, params.logprobs or 0)
+        return search
 
     def _limits_now(self) -> RequestLimits:
         """Without the tier, if that has failed."""
@@ -161,8 +158,7 @@ class LLMEngine:
     def abort(self, request_id: int) -> None:
         """End a request, whatever its state, and the others of its beam search. One that is unknown or finished is
         ignored."""
-        for ended_id in self.beam_searches.close(request_id):
-            self.scheduler.abort(ended_id)
+        self.scheduler.abort(request_id)
         self.grammars.close(request_id)
 
     def finish(self, request_id: int, num_tokens: int) -> None:
@@ -226,8 +222,7 @@ class LLMEngine:
         self.grammars.accept({request_id: accepted[request_id] for request_id in constrained if request_id in accepted})
 
     def _closed(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
-        """Let beam searches go on, and drop the grammars of requests that are over."""
-        deltas = self.beam_searches.collect(deltas)
+        """Drop the grammars of requests that are over."""
         for i, delta in enumerate(deltas):
             if delta.finish_reason is not None and self.grammars.close(delta.request_id) is not None:
                 deltas[i] = structs.replace(delta, is_invalid=True)

@@ -68,6 +68,7 @@ class SchedulerDriver:
         min_tokens: int = 0,
         priority: int = 0,
         leader: Request | None = None,
+        is_ready: bool = True,
     ) -> Request:
         params = SamplingParams(
             max_tokens=max_tokens, stop_token_ids=stop, ignore_eos=ignore_eos, min_tokens=min_tokens
@@ -85,7 +86,7 @@ class SchedulerDriver:
             priority=priority,
         )
         self.requests[request.request_id] = request
-        self.scheduler.add_request(request, leader=leader)
+        self.scheduler.add_request(request, is_ready, leader)
         self.scheduler.check()
         return request
 
@@ -133,6 +134,15 @@ class SchedulerDriver:
     def finish(self, request: Request, num_tokens: int) -> None:
         self.scheduler.finish(request.request_id, "stop", num_tokens)
         self.scheduler.check()
+
+    def was_scheduled(self, request: Request) -> bool:
+        """Whether the request has been in a step."""
+        return any(request.request_id in step.request_ids for step in self.executor.steps)
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens that the request found in the cache when it was scheduled first."""
+        entries = (entry for step in self.executor.steps for entry in step.entries)
+        return next(entry.first_position for entry in entries if entry.request_id == request.request_id)
 
     def returned(self, request: Request) -> list[int]:
         """The tokens in the request's deltas."""

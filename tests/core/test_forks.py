@@ -69,7 +69,7 @@ def test_those_behind_go_first_while_choices_wait() -> None:
     newcomer = driver.add([1, 2], 4)
     driver.step()
     driver.step()
-    assert newcomer.was_scheduled
+    assert driver.was_scheduled(newcomer)
     driver.run()
     driver.check_all_exact()
 
@@ -78,7 +78,7 @@ def test_choices_without_a_seat_are_admitted_later() -> None:
     driver = SchedulerDriver(max_num_seqs=2)
     requests = add_choices(driver, 9, 5)
     driver.step()
-    assert [request.was_scheduled for request in requests] == [True, True, False, False, False]
+    assert [driver.was_scheduled(request) for request in requests] == [True, True, False, False, False]
     driver.run()
     driver.check_all_exact()
 

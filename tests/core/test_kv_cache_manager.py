@@ -1,15 +1,23 @@
 """KVCacheManager: tables that only grow, and prefixes that are shared exactly where they are equal."""
 
+from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
 from octavo.core.kv_cache_manager import NULL_BLOCK, KVCacheManager
+from octavo.core.kv_geometry import KVGeometry
 from octavo.core.kv_groups import most_blocks
 from octavo.core.request import Request
 from octavo.sampling_params import SamplingParams
 
 BLOCK = 4
+
+
+def make_kv(num_blocks: int, windows: Sequence[int] = (0,), num_tier_blocks: int = 0, **options: Any) -> KVCacheManager:
+    geometry = KVGeometry(tuple(windows), BLOCK, num_blocks, num_tier_blocks=num_tier_blocks)
+    return KVCacheManager(geometry, **options)
 
 
 def make_request(request_id: int, prompt: list[int], cache_salt: str | None = None) -> Request:
@@ -21,12 +29,11 @@ def compute(kv: KVCacheManager, request: Request) -> list[int]:
     """Admit the request, schedule its whole prompt, and return its table."""
     prefix = kv.match_prefix(request)
     kv.open(request, prefix)
-    request.num_computed_tokens = len(prefix[0]) * kv.block_size
-    request.was_scheduled = True
+    request.num_computed_tokens = len(prefix[0]) * BLOCK
     assert kv.allocate(request, request.gap) is not None
     request.num_computed_tokens += request.gap
     kv.register_full_blocks(request)
-    return kv.tables(request)[0]
+    return kv.tables.copy(request.request_id)[0]
 
 
 @pytest.mark.parametrize("num_groups", [1, 3])
@@ -35,19 +42,19 @@ def compute(kv: KVCacheManager, request: Request) -> list[int]:
     [(BLOCK - 1, 0), (BLOCK, 1), (BLOCK + 1, 1), (2 * BLOCK, 2), (2 * BLOCK + 3, 2), (3 * BLOCK, 3)],
 )
 def test_full_common_blocks_are_shared(num_common: int, num_shared_blocks: int, num_groups: int) -> None:
-    kv = KVCacheManager(64, BLOCK, [0] * num_groups)
+    kv = make_kv(64, [0] * num_groups)
     first = make_request(0, list(range(20)))
     compute(kv, first)
     second = make_request(1, [*range(num_common), *range(30, 40)])
     prefix = kv.match_prefix(second)
-    assert prefix == tuple(table[:num_shared_blocks] for table in kv.tables(first))
+    assert prefix == tuple(table[:num_shared_blocks] for table in kv.tables.copy(first.request_id))
     compute(kv, second)
     kv.check({0: first, 1: second})
 
 
 @pytest.mark.parametrize("num_tokens", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1])
 def test_the_last_token_of_a_known_prompt_is_left_to_compute(num_tokens: int) -> None:
-    kv = KVCacheManager(64, BLOCK)
+    kv = make_kv(64)
     prompt = list(range(num_tokens))
     compute(kv, make_request(0, prompt))
     (hit,) = kv.match_prefix(make_request(1, prompt))
@@ -55,7 +62,7 @@ def test_the_last_token_of_a_known_prompt_is_left_to_compute(num_tokens: int) ->
 
 
 def test_looking_for_a_prefix_changes_nothing() -> None:
-    kv = KVCacheManager(8, BLOCK)
+    kv = make_kv(8)
     first = make_request(0, list(range(10)))
     compute(kv, first)
     kv.free(first)
@@ -67,7 +74,7 @@ def test_looking_for_a_prefix_changes_nothing() -> None:
 
 
 def test_a_salt_sets_caches_apart() -> None:
-    kv = KVCacheManager(64, BLOCK)
+    kv = make_kv(64)
     prompt = list(range(3 * BLOCK))
     for request_id, salt in enumerate([None, "", "a", "b"]):
         request = make_request(request_id, prompt, salt)
@@ -77,14 +84,14 @@ def test_a_salt_sets_caches_apart() -> None:
 
 
 def test_a_block_is_found_only_after_the_same_beginning() -> None:
-    kv = KVCacheManager(64, BLOCK)
+    kv = make_kv(64)
     compute(kv, make_request(0, [1, 2, 3, 4, 5, 6, 7, 8, 9]))
     assert kv.match_prefix(make_request(1, [0, 2, 3, 4, 5, 6, 7, 8, 9])) == ([],)
     assert kv.match_prefix(make_request(2, [5, 6, 7, 8, 9])) == ([],)
 
 
 def test_the_tail_of_a_freed_request_is_evicted_before_its_head() -> None:
-    kv = KVCacheManager(5, BLOCK)
+    kv = make_kv(5)
     first = make_request(0, list(range(4 * BLOCK)))
     table = compute(kv, first)
     kv.free(first)
@@ -93,15 +100,15 @@ def test_the_tail_of_a_freed_request_is_evicted_before_its_head() -> None:
 
 
 def test_without_prefix_caching_nothing_is_hashed_or_found() -> None:
-    kv = KVCacheManager(64, BLOCK, enable_prefix_caching=False)
+    kv = make_kv(64, enable_prefix_caching=False)
     first, second = make_request(0, list(range(20))), make_request(1, list(range(20)))
     compute(kv, first)
     assert kv.match_prefix(second) == ([],)
-    assert first.block_hashes == []
+    assert kv.index.known_hashes(first.request_id) == ()
 
 
 def test_too_few_free_blocks_change_nothing() -> None:
-    kv = KVCacheManager(2, BLOCK)
+    kv = make_kv(2)
     request = make_request(0, list(range(3 * BLOCK)))
     assert not kv.can_hold(request, kv.match_prefix(request))
     kv.open(request, ([],))
@@ -111,7 +118,7 @@ def test_too_few_free_blocks_change_nothing() -> None:
 
 
 def test_blocks_shared_with_a_running_request_need_no_room() -> None:
-    kv = KVCacheManager(4, BLOCK)
+    kv = make_kv(4)
     compute(kv, make_request(0, list(range(3 * BLOCK))))
     second = make_request(1, [*range(2 * BLOCK), 99])
     assert kv.can_hold(second, kv.match_prefix(second))
@@ -119,15 +126,15 @@ def test_blocks_shared_with_a_running_request_need_no_room() -> None:
 
 
 def test_forgotten_blocks_and_what_follows_them_are_not_found() -> None:
-    kv = KVCacheManager(64, BLOCK)
+    kv = make_kv(64)
     first = make_request(0, list(range(20)))
     table = compute(kv, first)
-    kv.forget_hashes(kv.block_ids(0, from_position=BLOCK + 1))
+    kv.index.forget(kv.tables.block_ids(0, from_position=BLOCK + 1))
     assert kv.match_prefix(make_request(1, list(range(20)))) == (table[:1],)
 
 
 def test_a_token_that_is_not_known_yet_keeps_its_block_from_being_found() -> None:
-    kv = KVCacheManager(64, BLOCK)
+    kv = make_kv(64)
     first = make_request(0, list(range(BLOCK - 1)))
     compute(kv, first)
     first.num_placeholders, first.num_steps_in_flight = 1, 1
@@ -139,7 +146,7 @@ def test_a_token_that_is_not_known_yet_keeps_its_block_from_being_found() -> Non
     first.num_placeholders = 0
     first.append(7)
     kv.register_full_blocks(first)
-    assert kv.match_prefix(follower) == kv.tables(first)
+    assert kv.match_prefix(follower) == kv.tables.copy(first.request_id)
 
 
 def decode(kv: KVCacheManager, request: Request, num_tokens: int) -> None:
@@ -156,18 +163,18 @@ def decode(kv: KVCacheManager, request: Request, num_tokens: int) -> None:
 
 
 def test_blocks_outside_the_window_are_freed_and_their_entries_null() -> None:
-    kv = KVCacheManager(64, BLOCK, [6, 0])
+    kv = make_kv(64, [6, 0])
     request = make_request(0, list(range(10)))
     compute(kv, request)
     kv.free_unseen(request, 10)  # the next token sees positions 5 to 10
-    windowed, full = kv.tables(request)
+    windowed, full = kv.tables.copy(request.request_id)
     assert windowed[0] == NULL_BLOCK
     assert NULL_BLOCK not in (*windowed[1:], *full)
     assert kv.pool.num_used == 2 + 3
 
 
 def test_a_group_with_a_window_holds_no_more_blocks_however_long_the_request() -> None:
-    kv = KVCacheManager(8, BLOCK, [6])
+    kv = make_kv(8, [6])
     request = make_request(0, [1, 2, 3])
     request.max_tokens = 1000
     compute(kv, request)
@@ -177,13 +184,14 @@ def test_a_group_with_a_window_holds_no_more_blocks_however_long_the_request() -
 
 
 def test_what_a_preemption_costs_counts_all_tokens_though_windows_have_few_blocks() -> None:
-    kv = KVCacheManager(32, BLOCK, [6, 6, 0])
+    kv = make_kv(32, [6, 6, 0], num_tier_blocks=1)
     request, sharer = (make_request(i, list(range(20 + i))) for i in range(2))
     compute(kv, request)
     kv.free_unseen(request, 20)  # the next token sees positions 15 to 20
-    assert kv.swap_cost(request) == (20, 2 * (2 + 2 + 5))
+    assert kv.residency is not None
+    assert kv.residency.swap_cost(request) == (20, 2 * (2 + 2 + 5))
     compute(kv, sharer)
-    assert kv.swap_cost(request) == (0, 0)
+    assert kv.residency.swap_cost(request) == (0, 0)
 
 
 @pytest.mark.parametrize("windows", [[0], [6], [2], [6, 0], [9, 2]])
@@ -192,12 +200,12 @@ def test_a_prefix_is_reused_where_all_that_its_next_token_sees_is_cached(windows
     random = Random(1)
     found = set()
     for _ in range(200):
-        kv = KVCacheManager(64, BLOCK, windows)
+        kv = make_kv(64, windows)
         first = make_request(0, list(range(8 * BLOCK)))
         compute(kv, first)
-        tables = kv.tables(first)
+        tables = kv.tables.copy(first.request_id)
         gone = {block_id for table in tables for block_id in random.sample(table, k=random.randint(0, 3))}
-        kv.forget_hashes(gone)
+        kv.index.forget(gone)
         expected = 0
         for num_blocks in range(1, 8):
             position = num_blocks * BLOCK
@@ -217,9 +225,9 @@ def test_a_prefix_is_reused_where_all_that_its_next_token_sees_is_cached(windows
 
 
 def test_what_a_failed_request_computed_is_not_found_even_out_of_its_window() -> None:
-    kv = KVCacheManager(64, BLOCK, [3])
+    kv = make_kv(64, [3])
     request = make_request(0, list(range(20)))
     compute(kv, request)
     kv.free_unseen(request, 20)
-    kv.forget_prefixes(request)
+    kv.index.forget_prefixes(request)
     assert kv.match_prefix(make_request(1, list(range(20)))) == ([],)

@@ -124,7 +124,7 @@ def test_a_stream_of_urgent_requests_does_not_starve_the_others() -> None:
     patient = driver.add(prompt(4), max_tokens=2, priority=2)
     for _ in range(2 * AGEING_STEPS - 4):
         arrive_and_step()
-    assert not patient.was_scheduled
+    assert not driver.was_scheduled(patient)
     for _ in range(8):
         arrive_and_step()
     assert patient.finish_reason == "length"

@@ -58,8 +58,7 @@ def test_running_requests_keep_their_token_a_step_while_a_long_prompt_is_read() 
 
 def test_a_request_that_is_not_ready_lets_those_behind_it_go_first() -> None:
     driver = SchedulerDriver(max_num_seqs=2)
-    first, *others = [driver.add(prompt(3, index), max_tokens=3) for index in range(4)]
-    first.waits_for_grammar = True
+    first, *others = [driver.add(prompt(3, index), max_tokens=3, is_ready=index > 0) for index in range(4)]
     driver.run(until=lambda: all(request.finish_reason for request in others))
     assert driver.scheduler.stats().num_waiting == 1
     driver.scheduler.make_ready(first.request_id)
@@ -71,8 +70,7 @@ def test_a_request_that_is_not_ready_lets_those_behind_it_go_first() -> None:
 
 def test_a_request_that_fails_before_it_was_scheduled_is_over() -> None:
     driver = SchedulerDriver()
-    request = driver.add(prompt(3), max_tokens=3)
-    request.waits_for_grammar = True
+    request = driver.add(prompt(3), max_tokens=3, is_ready=False)
     (delta,) = driver.scheduler.fail(request.request_id, "no grammar")
     assert (delta.finish_reason, delta.error) == ("error", "no grammar")
     assert driver.scheduler.fail(request.request_id, "again") == []
@@ -183,9 +181,9 @@ def test_abort_in_every_state(state: str, num_steps_in_flight: int) -> None:
     victim = {"waiting": third, "prefill": first, "decode": first, "preempted": second, "finished": third}.get(state)
     conditions: dict[str, Callable[[], bool]] = {
         "waiting": lambda: True,
-        "prefill": lambda: first.was_scheduled and not first.num_output_tokens,
+        "prefill": lambda: driver.was_scheduled(first) and not first.num_output_tokens,
         "decode": lambda: first.num_output_tokens > 2,
-        "preempted": lambda: second.was_scheduled and not second.num_computed_tokens,
+        "preempted": lambda: driver.was_scheduled(second) and not second.num_computed_tokens,
         "finished": lambda: third.finish_reason is not None,
         "unknown": lambda: True,
     }
@@ -234,8 +232,8 @@ def test_a_warm_prefix_changes_no_token(num_common: int, num_steps_in_flight: in
     warm = driver.add(prompt(12)[:num_common] + prompt(12 - num_common, 31), max_tokens=6, seed=5)
     driver.run()
     driver.check_all_exact()
-    assert warm.num_cached_tokens == min(num_common, 11) // BLOCK * BLOCK
-    assert driver.scheduler.stats().prefix_cache_hits == warm.num_cached_tokens
+    assert driver.num_cached_tokens(warm) == min(num_common, 11) // BLOCK * BLOCK
+    assert driver.scheduler.stats().prefix_cache_hits == driver.num_cached_tokens(warm)
     assert driver.scheduler.stats().prefix_cache_queries == 24
 
 
@@ -246,7 +244,7 @@ def test_requests_that_arrive_together_share_their_prefix_in_the_same_step() -> 
     assert num_tokens(driver.executor.steps[0]) == [10, 2, 2]
     driver.run()
     driver.check_all_exact()
-    assert [request.num_cached_tokens for request in requests] == [0, 8, 8]
+    assert [driver.num_cached_tokens(request) for request in requests] == [0, 8, 8]
 
 
 @in_flight
@@ -257,7 +255,7 @@ def test_generated_tokens_are_found_by_the_next_turn(num_steps_in_flight: int) -
     second = driver.add(first.token_ids + prompt(3), max_tokens=4)
     driver.run()
     driver.check_all_exact()
-    assert second.num_cached_tokens == 16
+    assert driver.num_cached_tokens(second) == 16
 
 
 def test_different_salts_never_share() -> None:
@@ -365,7 +363,7 @@ def test_nothing_is_admitted_past_a_chunk_that_lacks_blocks() -> None:
     newcomer = driver.add(prompt(1), max_tokens=1)
     driver.step()
     assert chunked.num_computed_tokens == 12
-    assert not newcomer.was_scheduled
+    assert not driver.was_scheduled(newcomer)
     driver.run()
     driver.check_all_exact()
 
@@ -431,7 +429,7 @@ def test_blocks_of_a_failed_step_are_not_shared(num_steps_in_flight: int) -> Non
     driver.run()
     again = driver.add(prompt(12), max_tokens=3)
     driver.run()
-    assert again.num_cached_tokens == 0
+    assert driver.num_cached_tokens(again) == 0
     assert driver.returned(again) == naive_output(again)
 
 
@@ -445,8 +443,8 @@ def test_a_later_step_that_shares_blocks_of_a_failed_one_fails_too() -> None:
     driver.submit()
     sharer_of_sharer = driver.add(prompt(12) + prompt(8, 3) + [1], max_tokens=8)
     driver.submit()
-    assert sharer.num_cached_tokens == 12
-    assert sharer_of_sharer.num_cached_tokens == 20
+    assert driver.num_cached_tokens(sharer) == 12
+    assert driver.num_cached_tokens(sharer_of_sharer) == 20
     driver.run()
     reasons = [request.finish_reason for request in (writer, sharer, sharer_of_sharer, stranger)]
     assert reasons == ["error", "error", "error", "length"]
@@ -463,7 +461,7 @@ def test_blocks_computed_before_the_failed_step_stay_shared() -> None:
     driver.run()
     warm = driver.add(prompt(12), max_tokens=8)
     driver.run()
-    assert warm.num_cached_tokens == 8
+    assert driver.num_cached_tokens(warm) == 8
     assert driver.returned(warm) == naive_output(warm)
 
 
@@ -507,7 +505,7 @@ def test_a_request_with_nan_logits_fails_alone_and_its_blocks_are_not_shared(num
     assert driver.returned(sound) == naive_output(sound)
     again = driver.add(prompt(12), max_tokens=5)
     driver.run()
-    assert again.num_cached_tokens == 0
+    assert driver.num_cached_tokens(again) == 0
     assert driver.returned(again) == naive_output(again)
 
 
