@@ -140,7 +140,7 @@ def serve(engine: str, name: str, peers: Peers) -> Server:
     if engine == "octavo":
         file, options = octavo_options(name)
         model = str(peers.models / f"{file}.gguf")
-        return Server([OCTAVO, "serve", model, "--port={port}", "--disable-access-log", *options], model, {})
+        return Server([OCTAVO, "serve", model, "--port={port}", "--access-log=off", *options], model, {})
     if engine == "llama.cpp":
         model = str(peers.models / f"{name}.gguf")
         options = ["-c", "32768", "-np", "64", "-t", str(NUM_THREADS), "--no-webui"]

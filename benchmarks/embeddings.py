@@ -69,7 +69,7 @@ def run_server(args: argparse.Namespace) -> float:
     from octavo.cli.bench.server_start import free_port
 
     port = free_port()
-    options = [f"--port={port}", "--disable-access-log", "--served-model-name=model"]
+    options = [f"--port={port}", "--access-log=off", "--served-model-name=model"]
     server = subprocess.Popen([OCTAVO, "serve", args.model, *options], stdout=sys.stderr)
     try:
         return asyncio.run(load(f"http://127.0.0.1:{port}", texts(args.requests), args.concurrency))

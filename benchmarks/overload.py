@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--max-num-queued-reqs", type=int, default=32)
     parser.add_argument("--record", help="file to write the times of first tokens to")
     args = parser.parse_args()
-    options = ["--port", "0", "--served-model-name", "m", "--disable-access-log"]
+    options = ["--port", "0", "--served-model-name", "m", "--access-log=off"]
     for name in ("max_num_seqs", "max_num_queued_reqs"):
         options += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     command = [sys.executable, "-m", "octavo", "serve", args.model, *options]

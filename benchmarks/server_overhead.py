@@ -25,7 +25,7 @@ from octavo import LLM, SamplingParams
 from octavo.cli.http_client import HttpClient
 
 COMMAND = [sys.executable, "-m", "octavo", "serve"]
-OPTIONS = ["--port", "0", "--no-enable-prefix-caching", "--served-model-name", "m", "--disable-access-log"]
+OPTIONS = ["--port", "0", "--no-enable-prefix-caching", "--served-model-name", "m", "--access-log=off"]
 
 
 def main() -> None:

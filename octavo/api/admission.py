@@ -88,12 +88,11 @@ class Admission:
 
     def _refusal(self, is_short_of_tokens: bool, wait_s: float) -> EngineBusyError:
         if is_short_of_tokens:
-            what, limit, option = f"{self.num_tokens} prompt tokens", f"{self.max_tokens}", "--max-num-queued-tokens"
+            what, limit = f"{self.num_tokens} prompt tokens", f"{self.max_tokens} may"
         else:
-            what, limit, option = f"{self.num_requests} requests", f"{self.max_requests}", "--max-num-queued-reqs"
+            what, limit = f"{self.num_requests} requests", f"{self.max_requests} may, as set by --max-num-queued-reqs"
         return EngineBusyError(
-            f"{what} wait already and at most {limit} may. Come back after the time in the Retry-After header; the "
-            f"server's limit is set by {option}.",
+            f"{what} wait already and at most {limit}. Come back after the time in the Retry-After header.",
             wait_s,
             "queued_tokens" if is_short_of_tokens else "queued_reqs",
         )

@@ -44,6 +44,9 @@ DEAD_S = 2.0
 FLUSH_S = 5.0
 """How long clients get to read the error that a dead engine left them with."""
 KEEP_ALIVE_S = 30
+MAX_HEADER_BYTES = 64 << 10
+MAX_QUEUED_TOKENS = 1_000_000
+"""Prompt tokens that may wait for the engine."""
 OTHER_FILES = 200
 """Open files that are no connections."""
 
@@ -98,12 +101,12 @@ class _Server:
         self._process = process
         self._listener = listener
         self._started_at = started_at
-        self._name = server_config.served_model_name or engine_config.model
+        self._name = (*server_config.served_model_name, engine_config.model)[0]
 
     async def live(self) -> int:
         self._signals = _Signals()
         metrics = EngineMetrics(self._name)
-        admission = Admission(self._config.max_num_queued_reqs, self._config.max_num_queued_tokens)
+        admission = Admission(self._config.max_num_queued_reqs, MAX_QUEUED_TOKENS)
         self._client = EngineClient(self._process, metrics, admission, self._config.request_timeout)
         self._service = Service(self._name, metrics)
         try:
@@ -165,11 +168,11 @@ class _Server:
         options = self._config
         max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = ConnectionLimits(
-            max_header_bytes=options.max_header_bytes,
+            max_header_bytes=MAX_HEADER_BYTES,
             client_timeout_s=options.client_timeout,
             max_connections=max(max_files - OTHER_FILES, 1),
         )
-        open_log(options.access_log_format, options.disable_access_log)
+        open_log(options.access_log)
         config = uvicorn.Config(
             with_edge(create_app(self._service), options),
             http=connections_within(limits),
@@ -183,7 +186,7 @@ class _Server:
             ssl_keyfile=options.ssl_keyfile,
             ssl_certfile=options.ssl_certfile,
             ssl_ca_certs=options.ssl_ca_certs,
-            ssl_cert_reqs=options.ssl_cert_reqs,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if options.ssl_ca_certs else ssl.CERT_NONE,
         )
         try:
             config.load()

@@ -16,7 +16,9 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
     port: int = option(8000, "Port to listen on; 0 picks a free one.", least=0, most=65535)
-    served_model_name: str | None = option(None, "Name clients use for the model; default: the --model value.")
+    served_model_name: tuple[str, ...] = option(
+        (), "Names that requests may call the model by; answers bear the first. Default: the --model value."
+    )
     chat_template: str | None = option(
         None, "Chat template, a file with one, or the name of one of the model's, instead of its default."
     )
@@ -32,13 +34,15 @@ class ServerConfig:
         choices=(*REASONING_FORMATS, "none"),
     )
     strict: bool = option(False, "Refuse requests with fields that nobody knows, instead of naming them in a header.")
-    disable_access_log: bool = option(False, "Do not log each request.")
-    access_log_format: str = option("text", "How each request is logged.", choices=("text", "json"))
+    access_log: str = option(
+        "text",
+        "How each request is logged: a line of text, a JSON object, or not at all.",
+        choices=("text", "json", "off"),
+    )
     shutdown_timeout: float = option(30.0, "Seconds that open requests get to finish after SIGTERM.", least=0)
     max_num_queued_reqs: int = option(
         1024, "Requests that may wait for their first token; more are refused with status 429 and Retry-After.", least=1
     )
-    max_num_queued_tokens: int = option(1_000_000, "Prompt tokens that may wait likewise.", least=1)
     request_timeout: float | None = option(
         None, "Seconds after which a request ends with an error; default: never.", least=0.001
     )
@@ -48,24 +52,26 @@ class ServerConfig:
         least=0.001,
     )
     api_key: tuple[str, ...] = option(
-        (), "Keys, one of which a request must bear; also read from the environment variable OCTAVO_API_KEY."
+        (),
+        "Keys, one of which a request must bear. @FILE stands for the lines of a file, and OCTAVO_API_KEY in the "
+        "environment is read too: a list of processes shows neither.",
     )
-    api_key_file: str | None = option(None, "File with keys, one a line, which then no list of processes shows.")
     ssl_keyfile: str | None = option(None, "Private key, to serve HTTPS.")
     ssl_certfile: str | None = option(None, "Certificate, with those that it was signed with after it.")
-    ssl_ca_certs: str | None = option(None, "Authorities whose certificates clients may show.")
-    ssl_cert_reqs: int = option(
-        0, "Whether clients must show a certificate: 0 no, 1 they may, 2 they must.", least=0, most=2
+    ssl_ca_certs: str | None = option(
+        None, "Certificates of authorities. Every client must then show a certificate that one of them signed."
     )
     allowed_origins: tuple[str, ...] = option((), "Origins whose pages browsers let call the server; * for all.")
-    allowed_methods: tuple[str, ...] = option(("*",), "Methods that they may use.")
-    allowed_headers: tuple[str, ...] = option(("*",), "Headers that they may send.")
-    allow_credentials: bool = option(False, "Let them send cookies and the like.")
-    max_header_bytes: int = option(65_536, "Most bytes of a request's headers.", least=1024)
     max_body_bytes: int = option(16 << 20, "Most bytes of a request's body.", least=1024)
     max_request_choices: int = option(2048, "Most choices of one request: its prompts times n.", least=1)
 
     def __post_init__(self) -> None:
         check_options(self)
-        if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs) and not self.ssl_certfile:
+        if self.host.startswith("[") and self.host.endswith("]"):  # as in a URL
+            object.__setattr__(self, "host", self.host[1:-1])
+        if not self.host.strip():
+            raise ConfigError("--host must be an address or a name, got nothing.")
+        if not all(self.served_model_name):
+            raise ConfigError("--served-model-name was given an empty name.")
+        if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:
             raise ConfigError("HTTPS needs --ssl-certfile beside the other --ssl options.")

@@ -53,7 +53,7 @@ class ServedModel:
         bodies: BodyReader | None = None,
     ) -> Self:
         return cls(
-            names=(config.served_model_name or engine_config.model,),
+            names=config.served_model_name or (engine_config.model,),
             root=engine_config.model,
             client=client,
             prompts=PromptMaker(text, config.trust_request_chat_template),

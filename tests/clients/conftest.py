@@ -15,7 +15,7 @@ MODEL = "SmolLM2-135M-Instruct"
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
-    options = ["--served-model-name", MODEL, "--port", "0", "--max-model-len", "2048", "--disable-access-log"]
+    options = ["--served-model-name", MODEL, "--port", "0", "--max-model-len", "2048", "--access-log=off"]
     with RunningServer("octavo", "serve", gguf_path(), *options) as running:
         yield running.wait_ready()
 

@@ -33,7 +33,7 @@ MAX_KEPT = (200 << 20, 100 << 20)
 PACE_S = 0.02
 HEADERS = {"Content-Type": "application/json"}
 VICTIM = {"prompt": "<slow>abc", "max_tokens": 15_000, "stream": True}
-OPTIONS = ["--max-model-len", "16k", "--max-num-seqs", "64", "--disable-access-log"]
+OPTIONS = ["--max-model-len", "16k", "--max-num-seqs", "64", "--access-log=off"]
 
 
 class Trial:

@@ -13,7 +13,7 @@ from tests.server.crowd import Client, Crowd, make_clients
 from tests.server.running import RunningServer, scripted
 from tests.server.test_metrics import scrape, scrape_idle
 
-OPTIONS = ["--max-num-seqs", "256", "--max-model-len", "2k", "--disable-access-log"]
+OPTIONS = ["--max-num-seqs", "256", "--max-model-len", "2k", "--access-log=off"]
 
 
 def events_of(answer: bytes) -> list[dict[str, object]]:

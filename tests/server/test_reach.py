@@ -46,7 +46,7 @@ def requests(bait: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_a_request_reaches_no_file_no_shell_and_no_network(tokenizer_folder: Path) -> None:
-    options = ["--disable-access-log", "--trust-request-chat-template"]
+    options = ["--access-log=off", "--trust-request-chat-template"]
     with scripted(tokenizer_folder, *options).wait_ready() as server, httpx.Client(base_url=server.url) as http:
         for path, body in [*requests("x"), *requests("{{ x.y.z }}")]:  # what is imported or started once for all
             http.post(path, json=body)

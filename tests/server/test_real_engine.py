@@ -113,7 +113,7 @@ def test_metrics_show_what_share_of_the_memory_roof_is_reached(tiny: RunningServ
 
 @pytest.mark.slow
 async def test_sixty_four_streams_of_smollm2_complete() -> None:
-    options = ["--served-model-name", "smollm2", "--port", "0", "--disable-access-log"]
+    options = ["--served-model-name", "smollm2", "--port", "0", "--access-log=off"]
     with RunningServer(MODULE, "--model", gguf_path(), *options) as server:
         url = server.wait_ready().url
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=600, max_retries=0) as client:

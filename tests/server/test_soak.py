@@ -48,7 +48,7 @@ def tiny(tmp_path: Path) -> Iterator[RunningServer]:
     """A small pool, so that requests are preempted too."""
     folder = make_folder(tmp_path)
     options = ["--dtype", "float32", "--max-num-seqs", "12", "--kv-cache-memory-bytes", "1M", "--num-threads", "1"]
-    arguments = ["--model", str(folder), "--port", "0", "--served-model-name", "scripted", "--disable-access-log"]
+    arguments = ["--model", str(folder), "--port", "0", "--served-model-name", "scripted", "--access-log=off"]
     with RunningServer("octavo.entrypoints.openai.api_server", *arguments, *options) as server:
         yield server.wait_ready()
 

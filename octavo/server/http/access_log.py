@@ -33,9 +33,9 @@ def tell_usage(scope: Scope, num_prompt_tokens: int, num_output_tokens: int) -> 
     scope["state"]["usage"] = (num_prompt_tokens, num_output_tokens)
 
 
-def open_log(format: str, is_off: bool) -> None:
-    """Set up where lines go: to standard error with the rest as text, or alone as JSON."""
-    _logger.disabled = is_off
+def open_log(format: str) -> None:
+    """Set up where lines go: to standard error with the rest as text, alone as JSON, or nowhere."""
+    _logger.disabled = format == "off"
     if format == "json":
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(message)s"))

@@ -118,7 +118,7 @@ class Connection(HttpToolsProtocol):
     def _refuse_headers(self) -> None:
         if not self.transport.is_closing():
             limit = self._limits.max_header_bytes
-            self._refuse(431, f"The request's headers have more than {limit} bytes. --max-header-bytes sets the limit.")
+            self._refuse(431, f"The request's headers have more than {limit} bytes, which is the limit.")
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer, unless an answer has begun, and close."""

@@ -31,9 +31,8 @@ def with_edge(app: ASGIApp, config: ServerConfig) -> ASGIApp:
         app = _Cors(
             app,
             allow_origins=config.allowed_origins,
-            allow_methods=config.allowed_methods,
-            allow_headers=config.allowed_headers,
-            allow_credentials=config.allow_credentials,
+            allow_methods=["*"],
+            allow_headers=["*"],
             expose_headers=[HEADER.decode()],
         )
-    return AccessLog(app, config.access_log_format)
+    return AccessLog(app, config.access_log)

@@ -28,18 +28,22 @@ LINGER_S = 1.0
 
 
 def load_keys(config: ServerConfig) -> list[str]:
-    """The keys of the options, the file and the environment. Raises ConfigError for a file without any."""
-    keys = [*config.api_key, *os.environ.get(KEYS_VARIABLE, "").split()]
-    if config.api_key_file is not None:
-        try:
-            from_file = Path(config.api_key_file).read_text().split()
-        except (OSError, UnicodeError) as error:
-            raise ConfigError(f"--api-key-file {config.api_key_file}: {error}") from None
-        if not from_file:
-            raise ConfigError(f"--api-key-file {config.api_key_file} holds no key.")
-        keys += from_file
+    """The keys of the option, of its files and of the environment. Raises ConfigError for a file without any."""
+    keys = os.environ.get(KEYS_VARIABLE, "").split()
+    for key in config.api_key:
+        keys += _keys_in_file(key.removeprefix("@")) if key.startswith("@") else [key]
     if not all(keys):
         raise ConfigError("--api-key was given an empty key.")
+    return keys
+
+
+def _keys_in_file(path: str) -> list[str]:
+    try:
+        keys = Path(path).read_text().split()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--api-key @{path}: {error}") from None
+    if not keys:
+        raise ConfigError(f"--api-key @{path} holds no key.")
     return keys
 
 
