@@ -5,7 +5,8 @@ Knows nothing of HTTP or of devices; the server's schemas turn into this, and `L
 
 import json
 import math
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -15,7 +16,9 @@ __all__ = ["BeamSearchOptions", "BeamSearchParams", "SamplingParams", "Structure
 
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 4096  # of all stop strings together
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARACTERS = 8192  # of all bad words together
 SEED_BITS = 63
 RANDOM_SEED = -1  # as in vLLM and llama.cpp
 MAX_STRUCTURE_CHARACTERS = 128 << 10  # of a schema, a regular expression, a grammar or all choices
@@ -23,7 +26,7 @@ GREEDY_BELOW = 1e-5  # dividing logits by less than this overflows or changes no
 
 
 def _fail(name: str, value: object, allowed: str) -> None:
-    raise InvalidRequestError(f"{name} must be {allowed}, got {value!r}.", param=name)
+    raise InvalidRequestError(f"{name} must be {allowed}, got {reprlib.repr(value)}.", param=name)
 
 
 def _check_number(name: str, value: float, low: float, high: float, allowed: str) -> None:
@@ -31,6 +34,22 @@ def _check_number(name: str, value: float, low: float, high: float, allowed: str
         _fail(name, value, allowed)
     if not low <= value <= high:
         _fail(name, value, allowed)
+
+
+def _check_token_ids(name: str, ids: Collection[int], allowed: str) -> None:
+    """As quick as counting them: there may be as many as the vocabulary has."""
+    if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0):
+        for token_id in ids:
+            _check_int(name, token_id, 0, math.inf, allowed)
+
+
+def _check_length(name: str, texts: Sequence[str], most: int) -> None:
+    num_characters = sum(map(len, texts))
+    if num_characters > most:
+        raise InvalidRequestError(
+            f"{name} has {num_characters} characters in all; the limit is {most}. Send fewer or shorter strings.",
+            param=name,
+        )
 
 
 def _check_int(name: str, value: int, low: int, high: float, allowed: str) -> None:
@@ -206,9 +225,13 @@ class SamplingParams:
         _check_number("repetition_penalty", self.repetition_penalty, 1e-6, 100.0, "a number above 0 and at most 100")
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number from -2 to 2")
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number from -2 to 2")
-        for token_id, bias in self.logit_bias.items():
-            _check_int("logit_bias", token_id, 0, math.inf, "keyed by token ids of at least 0")
-            _check_number("logit_bias", bias, -100.0, 100.0, "values from -100 to 100")
+        _check_token_ids("logit_bias", self.logit_bias, "keyed by token ids of at least 0")
+        biases = self.logit_bias.values()
+        if not (set(map(type, biases)) <= {int, float} and all(map(math.isfinite, biases))) or (
+            biases and not -100.0 <= min(biases) <= max(biases) <= 100.0
+        ):
+            for bias in biases:
+                _check_number("logit_bias", bias, -100.0, 100.0, "values from -100 to 100")
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**SEED_BITS), 2**SEED_BITS - 1, "a 64-bit integer")
             if self.seed == RANDOM_SEED:
@@ -223,10 +246,10 @@ class SamplingParams:
                 _fail("stop", stop, "made of strings that are not empty")
         if self.stop and not self.detokenize:
             _fail("stop", list(self.stop), "empty when detokenize is false: stop strings are found in text")
+        _check_length("stop", self.stop, MAX_STOP_CHARACTERS)
         object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for token_id in self.stop_token_ids:
-            _check_int("stop_token_ids", token_id, 0, math.inf, "made of token ids of at least 0")
+        _check_token_ids("stop_token_ids", self.stop_token_ids, "made of token ids of at least 0")
+        object.__setattr__(self, "stop_token_ids", tuple(dict.fromkeys(self.stop_token_ids)))
         for name in ("logprobs", "prompt_logprobs"):
             if (number := getattr(self, name)) is not None:
                 _check_int(name, number, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}")
@@ -248,11 +271,10 @@ class SamplingParams:
     def _check_tokens(self) -> None:
         """What restricts the choice of tokens."""
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
             if not self.allowed_token_ids:
                 _fail("allowed_token_ids", [], "a list of at least one token id")
-            for token_id in self.allowed_token_ids:
-                _check_int("allowed_token_ids", token_id, 0, math.inf, "made of token ids of at least 0")
+            _check_token_ids("allowed_token_ids", self.allowed_token_ids, "made of token ids of at least 0")
+            object.__setattr__(self, "allowed_token_ids", tuple(dict.fromkeys(self.allowed_token_ids)))
         object.__setattr__(self, "bad_words", (self.bad_words,) if isinstance(self.bad_words, str) else self.bad_words)
         object.__setattr__(self, "bad_words", tuple(self.bad_words))
         object.__setattr__(self, "bad_words_token_ids", tuple(map(tuple, self.bad_words_token_ids)))
@@ -261,6 +283,7 @@ class SamplingParams:
         for word in self.bad_words:
             if not isinstance(word, str) or not word.strip():
                 _fail("bad_words", word, "made of strings that are not blank")
+        _check_length("bad_words", self.bad_words, MAX_BAD_WORD_CHARACTERS)
 
     def with_bad_words_encoded(self, encode: Callable[[str], list[int]]) -> Self:
         """These parameters with `bad_words_token_ids` for `bad_words`; `encode` adds no special tokens.
@@ -285,9 +308,8 @@ class SamplingParams:
             ("allowed_token_ids", self.allowed_token_ids or ()),
             ("bad_words", [token_id for sequence in self.bad_words_token_ids for token_id in sequence]),
         ):
-            for token_id in ids:
-                if token_id >= vocab_size:
-                    _fail(name, token_id, f"made of token ids below the vocabulary's size ({vocab_size})")
+            if ids and (highest := max(ids)) >= vocab_size:
+                _fail(name, highest, f"made of token ids below the vocabulary's size ({vocab_size})")
 
     @property
     def is_greedy(self) -> bool:

@@ -3,6 +3,7 @@
 Knows token counts and its own end; knows nothing of blocks, text or time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.step import FinishReason
@@ -22,11 +23,15 @@ class RequestLimits:
     kv_capacity_tokens: int
     """Tokens that the KV pool and its tier hold."""
 
-    def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+    def check(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
         """Raise InvalidRequestError or ContextLengthError for a request that can never be served."""
+        params.check_vocabulary(self.vocab_size)
+        for prompt_token_ids in prompts:
+            self._check_prompt(prompt_token_ids, params)
+
+    def _check_prompt(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         num_prompt_tokens = len(prompt_token_ids)
         self._check_tokens(prompt_token_ids, "prompt")
-        params.check_vocabulary(self.vocab_size)
         asked = 1 if params.max_tokens is None else params.max_tokens
         request = f"The request has {num_prompt_tokens} tokens in the prompt and asks for {asked} more"
         total = num_prompt_tokens + asked

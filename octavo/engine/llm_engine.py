@@ -90,7 +90,7 @@ class LLMEngine:
             raise InvalidRequestError("This engine embeds texts (--runner pooling); it does not generate.")
         params = request.sampling_params
         limits = self._limits_now()
-        limits.check(request.prompt_token_ids, params)
+        limits.check([request.prompt_token_ids], params)
         structure = params.structured_outputs
         max_tokens = limits.max_tokens(len(request.prompt_token_ids), params)
         request_ids = range(request.request_id, request.request_id + params.n)

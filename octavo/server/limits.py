@@ -9,6 +9,9 @@ from octavo.sampling_params import SamplingParams
 
 __all__ = ["Limits"]
 
+MAX_TOKENS = 1_000_000
+"""Tokens of all prompts of a request together, unless the context alone is longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -29,6 +32,7 @@ class Limits:
         """The same for texts that are to be embedded."""
         for token_ids in inputs:
             self.info.limits.check_input(token_ids)
+        _check_total(inputs, self.max_model_len, "input")
 
     def check_num_choices(self, num_prompts: int, n: int) -> None:
         """Raises InvalidRequestError for more completions than one request may ask for."""
@@ -42,12 +46,12 @@ class Limits:
     def check_vocabulary(self, token_ids: list[int], param: str) -> None:
         """Raises InvalidRequestError for an id that stands for no token."""
         size = self.info.limits.vocab_size
-        for token_id in token_ids:
-            if not 0 <= token_id < size:
-                raise InvalidRequestError(
-                    f"Token id {token_id} is outside the vocabulary: ids go from 0 to {size - 1}.",
-                    param=param,
-                )
+        lowest, highest = min(token_ids, default=0), max(token_ids, default=0)
+        if lowest < 0 or highest >= size:
+            raise InvalidRequestError(
+                f"Token id {lowest if lowest < 0 else highest} is outside the vocabulary: ids go from 0 to {size - 1}.",
+                param=param,
+            )
 
     def with_max_tokens(self, params: SamplingParams, prompts: list[list[int]], is_asked: bool) -> SamplingParams:
         """`params` with a limit on the tokens to generate. One that the request does not ask for (`is_asked`), but the
@@ -67,8 +71,8 @@ class Limits:
             most = self._own_max_tokens if params.max_tokens is None else params.max_tokens
             if most is not None:
                 params = replace(params, max_tokens=max(min(most, room), params.min_tokens, 1))
-        for prompt in prompts:
-            limits.check(prompt, params)
+        limits.check(prompts, params)
+        _check_total(prompts, limits.max_model_len, "prompt")
         return params
 
     def truncated(
@@ -89,3 +93,12 @@ class Limits:
         if num_kept == -1:
             num_kept = max(self.max_model_len - (1 if params.max_tokens is None else params.max_tokens), 1)
         return token_ids[:num_kept] if side == "right" else token_ids[-num_kept:]
+
+
+def _check_total(prompts: list[list[int]], max_model_len: int, param: str) -> None:
+    num_tokens, most = sum(map(len, prompts)), max(MAX_TOKENS, max_model_len)
+    if num_tokens > most:
+        raise InvalidRequestError(
+            f"The {param}s have {num_tokens} tokens together; one request may have {most}. Send several requests.",
+            param=param,
+        )

@@ -6,6 +6,7 @@ Knows bytes and characters only; what a stop means for the request is the caller
 import codecs
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 __all__ = ["Detokenizer", "StopMatcher", "TokenBytes"]
@@ -19,21 +20,22 @@ class TokenBytes(Protocol):
     def is_special(self, token_id: int) -> bool: ...
 
 
-class StopMatcher:
+class StopAutomaton:
     """An Aho-Corasick automaton over the stop strings: each character costs amortised constant time.
 
-    `state` stands for the longest suffix of the text so far that begins a stop string; `num_held` is its length.
+    A state stands for the longest suffix of the text so far that begins a stop string. Many matchers share one.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        self._depth = [0]
-        self._stop: list[str | None] = [None]  # the longest stop string that ends in this state
+        self.depth = [0]
+        """By state: how many characters of a stop string it stands for."""
+        self.stop: list[str | None] = [None]
+        """By state: the longest stop string that ends in it."""
         self._fallback = [0]  # the state of the longest proper suffix that also begins a stop string
         for stop in stops:
             self._insert(stop)
         self._link()
-        self._state = 0
 
     def _insert(self, stop: str) -> None:
         state = 0
@@ -41,36 +43,50 @@ class StopMatcher:
             if character not in self._next[state]:
                 self._next[state][character] = len(self._next)
                 self._next.append({})
-                self._depth.append(self._depth[state] + 1)
-                self._stop.append(None)
+                self.depth.append(self.depth[state] + 1)
+                self.stop.append(None)
                 self._fallback.append(0)
             state = self._next[state][character]
-        self._stop[state] = stop
+        self.stop[state] = stop
 
     def _link(self) -> None:
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()
             for character, child in self._next[state].items():
-                self._fallback[child] = self._step(self._fallback[state], character)
-                self._stop[child] = self._stop[child] or self._stop[self._fallback[child]]
+                self._fallback[child] = self.step(self._fallback[state], character)
+                self.stop[child] = self.stop[child] or self.stop[self._fallback[child]]
                 queue.append(child)
 
-    def _step(self, state: int, character: str) -> int:
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character."""
         while state and character not in self._next[state]:
             state = self._fallback[state]
         return self._next[state].get(character, 0)
 
+
+_automaton = lru_cache(maxsize=16)(StopAutomaton)
+"""All choices of a request have the same, and clients send the same stop strings again and again."""
+
+
+class StopMatcher:
+    """Where one text is among the stop strings."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._automaton = _automaton(stops)
+        self._state = 0
+
     @property
     def num_held(self) -> int:
-        return self._depth[self._state]
+        """Length of the longest suffix of the text so far that begins a stop string."""
+        return self._automaton.depth[self._state]
 
     def feed(self, text: str, may_stop: bool = True) -> tuple[str, int] | None:
         """The first stop string completed within `text` (the longest of those that end together) and where it ends.
         Those that may not stop are passed over, though their ends can begin another."""
         for position, character in enumerate(text, 1):
-            self._state = self._step(self._state, character)
-            stop = self._stop[self._state]
+            self._state = self._automaton.step(self._state, character)
+            stop = self._automaton.stop[self._state]
             if stop is not None and may_stop:
                 return stop, position
         return None
@@ -101,7 +117,7 @@ class Detokenizer:
         self._include_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._matcher = StopMatcher(stop)
+        self._matcher = StopMatcher(tuple(stop))
         self._held = ""
         self._sent: list[str] = []
         self._num_tokens = 0

@@ -12,6 +12,8 @@ from typing import Any
 
 __all__ = ["Adversary", "Case"]
 
+FIRST_ID = 16
+"""The scripted engine takes some ids below for instructions."""
 MAX_CHOICES = 128
 NUM_PROMPTS = 2048
 MAX_DEPTH = 5
@@ -30,7 +32,7 @@ def _numbered(start: str, item: str, end: str, most: int = 2**31) -> Write:
     """`item` has a place for a number below `most`."""
 
     def write(size: int) -> str:
-        parts = (item % number for number in range(min(size // (len(item) + 4), most)))
+        parts = (item % number for number in range(FIRST_ID, min(size // (len(item) + 4), most)))
         return f"{start}{','.join(parts)}{end}"
 
     return write
