@@ -20,12 +20,12 @@ import torch
 
 from octavo.devices.cpu import _cpu
 from octavo.devices.cpu import ops as cpu
+from octavo.devices.cpu.kv_pool import zeros_on_demand
+from octavo.devices.machine import available_cpus
 from octavo.kernels.ops import Weight
 from octavo.kernels.quantized import QuantizedMatrix
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.weights import OWN_BLOCKS
-from octavo.runner.device import available_cpus
-from octavo.runner.kv_cache import zeros_on_demand
 
 SMOLLM2_SHAPES = [(576, 960, "qkv"), (576, 576, "o"), (576, 3072, "gate_up"), (1536, 576, "down"), (576, 49152, "head")]
 CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn]

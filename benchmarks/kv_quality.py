@@ -14,13 +14,13 @@ from pydoc_data.topics import topics
 
 import torch
 
-from octavo.devices.provider import resolve_ops
+from octavo.devices.machine import available_cpus
+from octavo.devices.registry import open_device
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
 from octavo.layers.weights import WeightFormat
 from octavo.models.loader import CausalLM, load_model, open_checkpoint
-from octavo.runner.device import available_cpus
-from octavo.runner.kv_cache import allocate_kv_caches
+from octavo.runner.kv_cache import kv_layout, layer_caches
 from octavo.text.tokenizer import load_tokenizer
 
 BLOCK_SIZE = 16
@@ -73,18 +73,19 @@ def main() -> None:
     parser.add_argument("--backend", choices=("cpu", "reference"), default="cpu")
     args = parser.parse_args()
 
-    checkpoint, ops, dtype = open_checkpoint(args.model), resolve_ops(args.backend), getattr(torch, args.dtype)
-    ops.set_num_threads(available_cpus())
+    checkpoint, device, dtype = open_checkpoint(args.model), open_device(args.backend), getattr(torch, args.dtype)
+    device.set_num_threads(available_cpus())
+    ops = device.ops
     model = load_model(checkpoint, ops, WeightFormat(dtype), args.window)
     text = "\n\n".join(topics.values())[: 8 * args.tokens]
     token_ids = torch.tensor(
         load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(text)[: args.tokens], dtype=torch.int32
     )
     names, num_blocks = [args.dtype, *args.kv_cache_dtypes.split(",")], -(-args.window // BLOCK_SIZE)
-    device = torch.device("cpu")
     num_groups, config = len(checkpoint.config.kv_groups), checkpoint.config
     blocks = torch.arange(num_groups * num_blocks, dtype=torch.int32).view(num_groups, 1, num_blocks)
-    caches = [allocate_kv_caches(ops, config, num_groups * num_blocks, BLOCK_SIZE, name, device) for name in names]
+    layouts = [kv_layout(config, num_groups * num_blocks, BLOCK_SIZE, name) for name in names]
+    caches = [layer_caches(config, device.make_kv_pool(layout).caches) for layout in layouts]
     runs = [Run(model, ops, dtype, kv_caches, blocks.unbind(0)) for kv_caches in caches]
     num_predicted = compare(runs, token_ids, args.window)
     print(f"{num_predicted} tokens in windows of {args.window}, {args.dtype}, {args.backend}\n")

@@ -24,7 +24,7 @@ from contestants import Figures, Load, Peers, Server, run_alone, run_offline, se
 from kernels import Ceilings
 
 from octavo.devices.cpu import ops as cpu
-from octavo.runner.device import available_cpus
+from octavo.devices.machine import available_cpus
 
 LOADS = {
     "batch-http": Load(64, 0, 128, 128, 64),

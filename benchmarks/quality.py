@@ -24,15 +24,16 @@ from server_overhead import default_model
 
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.model_config import TensorInfo
-from octavo.devices.provider import resolve_ops
+from octavo.devices.machine import available_cpus
+from octavo.devices.reference.device import ReferencePool
+from octavo.devices.registry import open_device
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.quantization import dequantize
 from octavo.layers.weights import WeightFormat
 from octavo.models.loader import CausalLM, load_model, open_checkpoint
-from octavo.runner.device import available_cpus
-from octavo.runner.kv_cache import allocate_kv_caches
+from octavo.runner.kv_cache import kv_layout, layer_caches
 from octavo.text.tokenizer import load_tokenizer
 
 MADE = [name for name in QUANTIZED_TYPES if not name.endswith("_K")]  # the gguf package quantises to these
@@ -46,8 +47,9 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=512, help="tokens that are read together")
     parser.add_argument("--formats", default=",".join(FORMATS))
     args = parser.parse_args()
-    ops = resolve_ops("cpu")
-    ops.set_num_threads(available_cpus())
+    device = open_device("CPU")
+    device.set_num_threads(available_cpus())
+    ops = device.ops
     checkpoint = open_checkpoint(args.model)
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.vocabulary)
     chunks = read_chunks(tokenizer.encode(documentation(8 * args.num_tokens)), args.num_tokens, args.chunk)
@@ -169,14 +171,8 @@ def chunk_logits(
     num_blocks = -(-count // block_size)
     positions = torch.arange(count, dtype=torch.int32)
     tables = torch.arange(num_blocks * num_groups, dtype=torch.int32).view(num_groups, 1, num_blocks)
-    caches = allocate_kv_caches(
-        ops,
-        checkpoint.config,
-        num_blocks * num_groups,
-        block_size,
-        str(dtype).removeprefix("torch."),
-        torch.device("cpu"),
-    )
+    layout = kv_layout(checkpoint.config, num_blocks * num_groups, block_size, str(dtype).removeprefix("torch."))
+    caches = layer_caches(checkpoint.config, ReferencePool(ops, layout).caches)
     ctx = StepContext(
         ops=ops,
         dtype=dtype,

@@ -91,8 +91,8 @@ def resolve(config: EngineConfig, facts: Facts) -> ResolvedConfig:
         kv_cache_dtype = weights.dtype
     max_model_len = _resolve_max_model_len(config, facts, reasons)
     scheduler = _resolve_scheduler(config, facts, weights, kv_cache_dtype, max_model_len, pooling is not None, reasons)
-    if facts.provider == "reference":
-        reasons.note("attention-backend", "REFERENCE", "plain torch; the native kernels are not used")
+    if facts.provider_remark:
+        reasons.note("attention-backend", facts.provider.upper(), facts.provider_remark)
     runtime = RuntimeConfig(
         max_model_len=max_model_len,
         max_steps_in_flight=2 if config.async_scheduling else 1,

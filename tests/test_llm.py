@@ -138,7 +138,7 @@ def test_a_stream_that_is_left_early_leaves_nothing_behind(llm: LLM) -> None:
 
 
 def test_an_interrupt_ends_a_run_between_steps_and_leaves_nothing_behind(eager_llm: LLM) -> None:
-    runner = eager_llm.engine.executor._runner.forward  # type: ignore[attr-defined]
+    runner = eager_llm.engine.executor._runner.forward.model  # type: ignore[attr-defined]
     model = runner.model
 
     runner.model = Altered(model, lambda input_ids, hidden_states: signal.raise_signal(signal.SIGINT))
@@ -189,7 +189,7 @@ def test_an_unknown_option_names_the_closest_one() -> None:
 
 
 def test_a_failing_step_fails_its_requests_and_the_next_ones_are_served(eager_llm: LLM) -> None:
-    runner = eager_llm.engine.executor._runner.forward  # type: ignore[attr-defined]
+    runner = eager_llm.engine.executor._runner.forward.model  # type: ignore[attr-defined]
     model = runner.model
 
     def fail(input_ids: torch.Tensor, hidden_states: torch.Tensor) -> None:
@@ -205,7 +205,7 @@ def test_a_failing_step_fails_its_requests_and_the_next_ones_are_served(eager_ll
 
 
 def test_a_nan_fails_its_own_request_only(eager_llm: LLM, tmp_path: Path) -> None:
-    runner = eager_llm.engine.executor._runner.forward  # type: ignore[attr-defined]
+    runner = eager_llm.engine.executor._runner.forward.model  # type: ignore[attr-defined]
     model = runner.model
     expected = [o.outputs[0].token_ids for o in eager_llm.generate([[7] * 5, [8] * 9], GREEDY, use_tqdm=False)]
 
@@ -253,7 +253,7 @@ def test_a_stream_that_is_left_early_does_not_end_another(llm: LLM) -> None:
 
 
 def test_a_failure_reaches_the_call_whose_request_failed(eager_llm: LLM) -> None:
-    runner = eager_llm.engine.executor._runner.forward  # type: ignore[attr-defined]
+    runner = eager_llm.engine.executor._runner.forward.model  # type: ignore[attr-defined]
     model = runner.model
 
     def poison(input_ids: torch.Tensor, hidden_states: torch.Tensor) -> None:

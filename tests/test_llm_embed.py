@@ -109,7 +109,7 @@ def test_a_decoder_whose_files_ask_for_the_mean_says_what_to_do(decoder_folder: 
 
 def test_a_nan_fails_its_own_text_only(tmp_path: Path) -> None:
     llm = LLM(str(make_encoder_folder(tmp_path)), use_tqdm=False, enforce_eager=True)
-    runner = llm.engine.executor._runner.forward  # type: ignore[attr-defined]
+    runner = llm.engine.executor._runner.forward.model  # type: ignore[attr-defined]
     model = runner.model
     expected = embed(llm, PROMPTS)
 

@@ -29,7 +29,6 @@ LARGE_CLASSES = {
     "octavo/core/scheduler_config.py:SchedulerConfig": TODAY,
     "octavo/core/block_tier.py:BlockTier": TODAY,
     "octavo/engine/llm_engine.py:LLMEngine": TODAY,
-    "octavo/runner/capture.py:ReplayedForward": TODAY,
     "octavo/api/engine_client.py:EngineClient": TODAY,
 }
 LONG_FILES = {
@@ -37,17 +36,12 @@ LONG_FILES = {
     "csrc/cpu/tests/check.cpp": TODAY,
     "octavo/core/kv_cache_manager.py": TODAY,
     "octavo/core/scheduler.py": TODAY,
-    "octavo/devices/cpu/ops.py": TODAY,
     "tests/checkpoint/test_folder.py": TODAY,
     "tests/core/test_scheduler.py": TODAY,
 }
 FILES_WITH_DEVICE_NAMES = {
     "octavo/options.py": "the values that a user types after --attention-backend",
     "octavo/cli/retired.py": "the values that a user types after vLLM's --device",
-    "octavo/runner/device.py": "a cgroup controller is called cpu",
-    "octavo/runner/capture.py": TODAY,
-    "octavo/runner/kv_cache.py": TODAY,
-    "octavo/engine/startup.py": TODAY,
 }
 FILES_WITH_OPTIONS_IN_CORE = {
     "octavo/core/request.py": TODAY,

@@ -69,10 +69,12 @@ void bind_replay(const std::vector<std::tuple<const Recording*, int64_t, int64_t
 using Int32Array = nb::ndarray<int32_t, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// The tables and arrays of octavo/kernels/step_inputs.py, which it keeps alive.
+int64_t number(nb::handle object, const nb::object& name) { return nb::cast<int64_t>(object.attr(name)); }
+
+// Over the tables and arrays of octavo/devices/host_buffers.py, which it keeps alive.
 class StepFiller {
 public:
-    // arrays: input_ids, positions, query_start, seq_lens, rows, logits_rows, sampled_rows. draws: bytes of SampleRows.
+    // arrays: input_ids, positions, query_start, seq_lens, logits_rows. draws: bytes of SampleRows.
     StepFiller(Int32Array token_ids, Int32Array block_tables, int64_t block_size, std::vector<Int32Array> arrays,
                std::vector<Int32Array> slot_mappings, std::vector<Int32Array> step_tables, Bytes draws)
         : tables_{token_ids.data(),
@@ -86,44 +88,53 @@ public:
                   arrays.at(2).data(),
                   arrays.at(3).data(),
                   arrays.at(4).data(),
-                  arrays.at(5).data(),
-                  arrays.at(6).data(),
                   {},
                   {},
                   reinterpret_cast<SampleRow*>(draws.data()),
                   size(arrays.at(1), 0, 1),
                   size(arrays.at(3), 0, 1),
-                  size(step_tables.at(0), 1, 2)},
+                  size(arrays.at(4), 0, 1)},
           kept_(std::move(arrays)),
           draws_(std::move(draws)) {
         if (draws_.shape(1) != sizeof(SampleRow)) throw nb::value_error("draws must be the bytes of SAMPLE_ROWs");
         for (const Int32Array& slots : slot_mappings) arrays_.slot_mappings.push_back(slots.data());
-        for (const Int32Array& table : step_tables) arrays_.block_tables.push_back(table.data());
+        for (const Int32Array& table : step_tables) {
+            if (size(table, 1, 2) != tables_.row_blocks) throw nb::value_error("block tables differ in length");
+            arrays_.block_tables.push_back(table.data());
+        }
         kept_.insert(kept_.end(), slot_mappings.begin(), slot_mappings.end());
         kept_.insert(kept_.end(), step_tables.begin(), step_tables.end());
         kept_.insert(kept_.end(), {token_ids, block_tables});
     }
 
-    nb::tuple fill(const nb::list& rows, const nb::list& num_computed, const nb::list& num_scheduled,
-                   const nb::list& samples) {
+    // entries: ScheduledRequests of octavo/core/step.py, each of the request in this row.
+    nb::tuple fill(const nb::list& rows, const nb::list& entries) {
         const size_t num_requests = rows.size();
-        if (num_computed.size() != num_requests || num_scheduled.size() != num_requests ||
-            samples.size() != num_requests)
-            throw nb::value_error("the lists have one entry for each row");
+        if (entries.size() != num_requests) throw nb::value_error("the lists have one entry for each row");
         requests_.clear();
-        for (size_t i = 0; i < num_requests; ++i)
-            requests_.push_back({nb::cast<int64_t>(rows[i]), nb::cast<int64_t>(num_computed[i]),
-                                 nb::cast<int64_t>(num_scheduled[i]), nb::cast<bool>(samples[i])});
+        for (size_t i = 0; i < num_requests; ++i) {
+            const nb::handle entry = entries[i];
+            requests_.push_back({nb::cast<int64_t>(rows[i]), number(entry, first_position_), number(entry, num_tokens_),
+                                 number(entry, num_logits_)});
+        }
         const FilledStep step = fill_step(tables_, arrays_, requests_);
-        num_sampled_ = step.num_sampled;
-        return nb::make_tuple(step.num_tokens, step.num_sampled, step.num_blocks);
+        return nb::make_tuple(step.num_tokens, num_requests, step.num_logits);
     }
 
     nb::tuple append() {
-        const bool are_good = append_tokens(tables_, arrays_, num_sampled_);
-        nb::list token_ids;
-        for (int64_t s = 0; s < num_sampled_; ++s) token_ids.append(arrays_.draws[s].token_id);
-        return nb::make_tuple(token_ids, are_good);
+        nb::list accepted;
+        bool are_good = true;
+        int64_t first = 0;
+        for (const ScheduledRequest& request : requests_) {
+            if (!request.num_logits) continue;
+            nb::list token_ids;
+            const int64_t end = first + accept_draws(tables_, arrays_, request, first);
+            for (int64_t j = first; j < end; ++j) token_ids.append(arrays_.draws[j].token_id);
+            are_good &= arrays_.draws[end - 1].status == SampleStatus::good;
+            accepted.append(token_ids);
+            first += request.num_logits;
+        }
+        return nb::make_tuple(accepted, are_good);
     }
 
 private:
@@ -137,7 +148,36 @@ private:
     std::vector<Int32Array> kept_;
     Bytes draws_;
     std::vector<ScheduledRequest> requests_;
-    int64_t num_sampled_ = 0;
+    const nb::object first_position_ = nb::str("first_position"), num_tokens_ = nb::str("num_tokens"),
+                     num_logits_ = nb::str("num_logits");
+};
+
+// The recordings of a model, of which a step replays those that it needs.
+class StepReplay {
+public:
+    // The last three are null of a model that has no logits.
+    StepReplay(const Recording* hidden_states, const Recording* logits, const Recording* draw_any,
+               const Recording* draw_most_likely)
+        : hidden_states_(hidden_states), logits_(logits), draw_any_(draw_any), draw_most_likely_(draw_most_likely) {}
+
+    // size: a StepSize of octavo/devices/device.py, and a Draw.
+    void run(nb::handle size, const std::string& draw) {
+        const StepSize rows = {number(size, num_logits_), 0};
+        runs_.assign(1, {hidden_states_, {number(size, num_tokens_), number(size, num_requests_)}});
+        if (rows.num_rows && draw == "most_likely") runs_.push_back({draw_most_likely_, rows});
+        else if (rows.num_rows && logits_) {
+            runs_.push_back({logits_, rows});
+            if (draw == "any") runs_.push_back({draw_any_, rows});
+        }
+        nb::gil_scoped_release release;
+        Recording::replay(runs_);
+    }
+
+private:
+    const Recording *hidden_states_, *logits_, *draw_any_, *draw_most_likely_;
+    std::vector<Recording::Run> runs_;
+    const nb::object num_tokens_ = nb::str("num_tokens"), num_requests_ = nb::str("num_requests"),
+                     num_logits_ = nb::str("num_logits");
 };
 
 // 64 KiB: small enough to share matrices evenly among the threads.
@@ -180,6 +220,11 @@ NB_MODULE(_cpu, m) {
         .def("__len__", &Recording::num_ops);
     m.def("replay", &bind_replay,
           "Run all ops of each (recording, rows, requests); IndexError for an index outside its tensor.");
+    nb::class_<StepReplay>(m, "StepReplay", "A captured model: one call computes a step.")
+        .def(nb::init<const Recording*, const Recording*, const Recording*, const Recording*>(), nb::arg(),
+             nb::arg() = nb::none(), nb::arg() = nb::none(), nb::arg() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+             nb::keep_alive<1, 5>())
+        .def("run", &StepReplay::run, nb::arg("size"), nb::arg("draw") = "no");
     nb::class_<StepFiller>(m, "StepFiller", "Fills in a step's inputs from a batch's rows.")
         .def(nb::init<Int32Array, Int32Array, int64_t, std::vector<Int32Array>, std::vector<Int32Array>,
                       std::vector<Int32Array>, Bytes>())

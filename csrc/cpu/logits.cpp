@@ -51,18 +51,18 @@ OCTAVO_INLINE bool allows_any(const uint8_t* mask, int64_t n) {
 }
 
 // The first of the most likely tokens that are allowed, and its logit.
-void choose(SampleRow& row, int32_t* bits, int64_t vocab_size) {
+void choose(SampleRow& row, int32_t* bits, int64_t vocab_size, const uint8_t* mask) {
     int32_t nan = 0, greatest = kLowest, best = kLowest;
     int64_t best_chunk = 0;
     for (int64_t first = 0; first < vocab_size; first += kChunk) {
         const int64_t n = vocab_size - first < kChunk ? vocab_size - first : kChunk;
         int32_t key = greatest_key(bits + first, n, nan);
         greatest = key > greatest ? key : greatest;
-        if (row.mask && !allows_any(row.mask + first / 8, n)) {
+        if (mask && !allows_any(mask + first / 8, n)) {
             for (int64_t i = first; i < first + n; ++i) bits[i] = kNegativeInfinity;
             key = key_of(kNegativeInfinity);
-        } else if (row.mask) {
-            forbid(bits + first, n, row.mask + first / 8);
+        } else if (mask) {
+            forbid(bits + first, n, mask + first / 8);
             int32_t ignored = 0;
             key = greatest_key(bits + first, n, ignored);
         }
@@ -80,12 +80,12 @@ void choose(SampleRow& row, int32_t* bits, int64_t vocab_size) {
 }
 
 // Logits to weights, in place, and the sum of each block of them.
-void weigh(const SampleRow& row, float* logits, double* sums, int64_t vocab_size) {
+void weigh(const SampleRow& row, float* logits, double* sums, int64_t vocab_size, const uint8_t* mask) {
     const Vec largest = set1(logits[row.token_id]), temperature = set1(row.temperature);
     for (int64_t first = 0; first < vocab_size; first += kSumBlock) {
         const int64_t last = first + kSumBlock < vocab_size ? first + kSumBlock : vocab_size;
         Vec sum = set1(0.0f);
-        if (row.mask && !allows_any(row.mask + first / 8, last - first)) {  // no need to take the powers
+        if (mask && !allows_any(mask + first / 8, last - first)) {  // no need to take the powers
             for (int64_t i = first; i < last; ++i) logits[i] = 0.0f;
             sums[first / kSumBlock] = 0.0;
             continue;
@@ -105,9 +105,10 @@ void sample_rows(const SampleArgs& a) noexcept {
     parallel(a.num_rows, [&](int64_t i) {
         SampleRow& row = a.rows[i];
         float* logits = a.logits + i * a.vocab_size;
-        choose(row, reinterpret_cast<int32_t*>(logits), a.vocab_size);
+        const uint8_t* mask = row.is_masked ? a.masks + i * ((a.vocab_size + 7) / 8) : nullptr;
+        choose(row, reinterpret_cast<int32_t*>(logits), a.vocab_size, mask);
         if (row.status != SampleStatus::good || row.temperature == 0.0f) return;
-        weigh(row, logits, a.sums + i * num_blocks, a.vocab_size);
+        weigh(row, logits, a.sums + i * num_blocks, a.vocab_size, mask);
         row.token_id = draw(row, logits, a.sums + i * num_blocks, a.vocab_size);
     });
 }

@@ -134,13 +134,13 @@ enum class SampleStatus : int32_t { good = 0, not_finite = 1, nothing_left = 2 }
 // One row to sample: SAMPLE_ROW of octavo/kernels/sampling.py. In Python its bytes.
 struct SampleRow {
     uint64_t seed;
-    const uint8_t* mask;  // bit t % 8 of byte t / 8: whether token t is allowed; or null
     double top_p, min_p;
     float temperature;  // 0: the most likely token
     int32_t top_k;      // 0: all
     uint32_t choice, position;
     int32_t token_id;  // result
     SampleStatus status;
+    int32_t is_masked, unused;
 };
 
 struct LinearArgs {
@@ -431,7 +431,8 @@ struct EncoderAttentionArgs {
 struct SampleArgs {
     float* logits;  // overwritten
     SampleRow* rows;
-    double* sums;  // scratch, a number for each row and block
+    const uint8_t* masks;  // of those that are masked: bit t % 8 of byte t / 8 says whether token t is allowed
+    double* sums;          // scratch, a number for each row and block
     int64_t num_rows, vocab_size;
 
     template <class Visitor>
@@ -439,6 +440,7 @@ struct SampleArgs {
         v.rows(num_rows);
         v.tensor("logits", logits, {num_rows, vocab_size});
         v.tensor("rows", rows, {num_rows});
+        v.tensor("masks", masks, {num_rows, (vocab_size + 7) / 8});
     }
 };
 

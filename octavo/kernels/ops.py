@@ -1,7 +1,8 @@
 """Every op a model may use: signature, documentation and plain-torch reference in one.
 
-A provider is a subclass that overrides ops for one kind of device, such as `cpu.CpuOps`; `Ops` itself is the
-`reference` provider and runs wherever torch does. Models reach ops only through their context, `ctx.ops`.
+A device's ops (`devices/*/ops.py`) are a subclass that overrides every op; `Ops` itself is the definition, and
+computes on the host. Models reach ops only through their context, `ctx.ops`. Ops take tensors of the device and return
+new ones.
 
 Shapes: T tokens in the step, R requests (rows of the block table), H hidden size, D head size, Hq query heads, Hkv
 key-value heads. T is the only dimension that varies between steps. Activations are float32, bfloat16 or float16
@@ -12,16 +13,12 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from octavo.kernels import sampling
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix, round_to_int8
 from octavo.kernels.quantized_kv import KV_SCALE_BYTES, LARGEST_QUANTIZED, cache_rows, read_rows
-from octavo.kernels.sampling import SampleRows
-from octavo.kernels.step_inputs import BatchTables, ReferenceFiller, StepArrays, StepFiller
 
 __all__ = ["ATTENTION_PARTITION", "QUANT_BLOCK", "Ops", "Weight"]
 
@@ -36,7 +33,7 @@ QUANT_BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix [num_rows, num_cols] = [out_features, in_features] in the layout of the provider that packed it."""
+    """A matrix [num_rows, num_cols] = [out_features, in_features] in the layout of the ops that packed it."""
 
     data: torch.Tensor
     num_rows: int
@@ -48,16 +45,12 @@ class Weight:
 
 
 class Ops:
-    """The reference provider. Every public method is an op but `set_num_threads`, `pack…`, `kv_cache_shape` and
-    `step_filler`."""
+    """Every public method is an op, but for those that say how the device lays out what it keeps: `place`, `pack`,
+    `pack_quantized` and `kv_cache_shape`."""
 
-    name = "reference"
-
-    def set_num_threads(self, num_threads: int) -> None:
-        """How many CPU threads ops compute on. Not an op. Two pools that compute at once slow each other down several
-        times, so a provider with threads of its own holds torch to one.
-        """
-        torch.set_num_threads(num_threads)
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host in the device's memory: norms, biases, tables. Not an op: called at load."""
+        return tensor
 
     def pack(self, weight: torch.Tensor) -> Weight:
         """Lay out a [N, K] matrix for `linear` and `embedding`. Not an op: called at load."""
@@ -92,10 +85,11 @@ class Ops:
         x32 = round_to_int8(x.float(), QUANT_BLOCK) if weight.int8_activations else x.float()
         return F.linear(x32, weight.data.float(), bias).to(out_dtype)
 
-    def most_likely(self, x: torch.Tensor, weight: Weight, draws: SampleRows) -> None:
-        """`sample_rows` of linear(x, weight, None, float32), whose results need not be stored: all rows of `draws` [S]
-        have temperature 0 and no mask."""
-        self.sample_rows(self.linear(x, weight, None, torch.float32).cpu().numpy(), draws)
+    def most_likely(self, x: torch.Tensor, weight: Weight, draws: torch.Tensor) -> None:
+        """`sample_rows` of linear(x, weight, None, float32), whose results need not be stored: all rows of `draws`
+        [S, DRAW_BYTES] have temperature 0 and no mask."""
+        logits = self.linear(x, weight, None, torch.float32)
+        self.sample_rows(logits, draws, logits.new_empty((len(logits), 0), dtype=torch.uint8))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
         """x [T, H] float32 / rms(x) · weight [H] float32 -> [T, H] out_dtype (Zhang and Sennrich, 2019)."""
@@ -218,7 +212,7 @@ class Ops:
         entries of blocks that no query sees are not read.
         window: how many latest positions a query sees, itself included; 0 for all. Query head h reads key-value head
         h // (Hq / Hkv). Returns [T, Hq·D] dtype.
-        Over an int8 cache a provider may round queries, and a partition's weights times the values' scales, to 16 bits:
+        Over an int8 cache a device may round queries, and a partition's weights times the values' scales, to 16 bits:
         a row's largest magnitude becomes 32767.
         """
         _, num_kv_heads, _, block_size, _ = kv_cache.shape
@@ -266,15 +260,12 @@ class Ops:
             out[first:last] = (weights @ value).transpose(0, 1).reshape(last - first, -1).to(qkv.dtype)
         return out
 
-    def sample_rows(self, logits: npt.NDArray[np.float32], rows: SampleRows) -> None:
-        """Draw a token for each row of logits [S, V], which are overwritten; both are arrays of the host.
+    def sample_rows(self, logits: torch.Tensor, draws: torch.Tensor, masks: torch.Tensor) -> None:
+        """Draw a token for each row of logits [S, V] float32, which are overwritten.
 
-        rows [S]: the parameters, and the results, which are filled in (`sampling.SAMPLE_ROW`). A row's token depends on
-        its own logits and numbers alone. Noise is Philox-4x32-10 of (seed, choice, position); providers may differ in
-        the rounding of e^x, so where the noise falls within rounding of the edge between two tokens.
-        """
-        sampling.sample_rows(logits, rows)
-
-    def step_filler(self, tables: BatchTables, arrays: StepArrays) -> StepFiller:
-        """What fills in steps' inputs, all arrays of the host. Not an op."""
-        return ReferenceFiller(tables, arrays)
+        draws [S, DRAW_BYTES] uint8: a record for each row (`sampling.SAMPLE_ROW`), of its parameters and of the
+        results, which are filled in. masks [S, ceil(V / 8)] uint8: of the rows that are masked, bit t % 8 of byte t //
+        8 says whether token t is allowed. A row's token depends on its own logits and numbers alone. Noise is
+        Philox-4x32-10 of (seed, choice, position); devices may differ in the rounding of e^x, so where the noise falls
+        within rounding of the edge between two tokens."""
+        sampling.sample_rows(logits.numpy(), sampling.rows_of(draws), masks.numpy())

@@ -3,21 +3,30 @@
 Order of the steps is vLLM's: grammar, temperature, min_p, top_k, top_p. Knows rows and numbers, not requests.
 """
 
-import ctypes
-
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from octavo.kernels.philox import uniform
 
-__all__ = ["GOOD", "NOTHING_LEFT", "NOT_FINITE", "SAMPLE_ROW", "SampleRows", "sample_rows"]
+__all__ = [
+    "DRAW_BYTES",
+    "GOOD",
+    "NOTHING_LEFT",
+    "NOT_FINITE",
+    "SAMPLE_ROW",
+    "SampleRows",
+    "make_draws",
+    "mask_bytes",
+    "rows_of",
+    "sample_rows",
+]
 
 GOOD, NOT_FINITE, NOTHING_LEFT = range(3)
 """What `status` may be: the token is drawn; the logits are not finite; no token is left."""
 SAMPLE_ROW = np.dtype(
     [
         ("seed", np.uint64),  # with choice and position: what the row's noise is a function of
-        ("mask", np.uint64),  # address of the allowed tokens' bits, bit t % 8 of byte t // 8; 0 for all
         ("top_p", np.float64),
         ("min_p", np.float64),
         ("temperature", np.float32),  # 0 for the most likely token
@@ -26,9 +35,13 @@ SAMPLE_ROW = np.dtype(
         ("position", np.uint32),
         ("token_id", np.int32),  # result
         ("status", np.int32),  # result
-    ]
+        ("is_masked", np.int32),  # whether its row of masks says which tokens are allowed
+    ],
+    align=True,
 )
-"""One row's parameters and its result: SampleRow of csrc/cpu/ops.h."""
+"""The parameters by which a row of logits is drawn, and its result: SampleRow of csrc/cpu/ops.h. Rows of draws are such
+records as bytes, so that one copy takes a step's to where they are drawn."""
+DRAW_BYTES = SAMPLE_ROW.itemsize
 SUM_BLOCK = 256
 """Weights that are added up together when a row is searched for the drawn token."""
 THRESHOLDS = (1e-3, 1e-6, -1.0)
@@ -39,22 +52,39 @@ BIAS_OF_BYTE = np.where(BITS_OF_BYTE, np.float32(0), np.float32(-np.inf))  # [25
 
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
+UInt8Array = npt.NDArray[np.uint8]
 SampleRows = npt.NDArray[np.void]  # [S] of SAMPLE_ROW
 
 
-def sample_rows(logits: Float32Array, rows: SampleRows) -> None:
-    """Fill in the results of `rows` from logits [S, V], which are overwritten."""
+def mask_bytes(vocab_size: int) -> int:
+    """Bytes of a row of masks: bit t % 8 of byte t // 8 says whether token t is allowed."""
+    return -(-vocab_size // 8)
+
+
+def make_draws(num_rows: int) -> torch.Tensor:
+    """Draws [num_rows, DRAW_BYTES] uint8 of the host, all zeros."""
+    return torch.zeros((num_rows, DRAW_BYTES), dtype=torch.uint8)
+
+
+def rows_of(draws: torch.Tensor) -> SampleRows:
+    """Draws of the host [S, DRAW_BYTES] as records [S], over the same memory."""
+    rows: SampleRows = draws.numpy().view(SAMPLE_ROW)[:, 0]
+    return rows
+
+
+def sample_rows(logits: Float32Array, rows: SampleRows, masks: UInt8Array) -> None:
+    """Fill in the results of `rows` from logits [S, V], which are overwritten. masks [S, mask_bytes]."""
     noise = uniform(rows["seed"], rows["choice"], rows["position"])
     for i, row in enumerate(rows):
-        row["token_id"], row["status"] = _sample(logits[i], row, float(noise[i]))
+        mask = masks[i] if row["is_masked"] else None
+        row["token_id"], row["status"] = _sample(logits[i], row, mask, float(noise[i]))
 
 
-def _sample(logits: Float32Array, row: np.void, noise: float) -> tuple[int, int]:
+def _sample(logits: Float32Array, row: np.void, mask: UInt8Array | None, noise: float) -> tuple[int, int]:
     if not np.isfinite(logits.max()):  # a NaN wins
         return 0, NOT_FINITE
-    if row["mask"]:
-        num_bytes = -(-len(logits) // 8)
-        forbid(logits, np.frombuffer(memoryview((ctypes.c_uint8 * num_bytes).from_address(int(row["mask"]))), np.uint8))
+    if mask is not None:
+        forbid(logits, mask)
     token_id = int(logits.argmax())  # the first of equals
     if logits[token_id] == -np.inf:
         return token_id, NOTHING_LEFT
@@ -66,7 +96,7 @@ def _sample(logits: Float32Array, row: np.void, noise: float) -> tuple[int, int]
     return _draw(weights, int(row["top_k"]), float(row["top_p"]), float(row["min_p"]), noise), GOOD
 
 
-def forbid(logits: Float32Array, mask: npt.NDArray[np.uint8]) -> None:
+def forbid(logits: Float32Array, mask: UInt8Array) -> None:
     """Rule out what the mask does not allow, in one row [V]."""
     logits += BIAS_OF_BYTE.take(mask, axis=0).reshape(-1)[: len(logits)]
 

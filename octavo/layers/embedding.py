@@ -4,7 +4,6 @@ import torch
 
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.kernels.ops import Weight
-from octavo.kernels.sampling import SampleRows
 from octavo.layers.context import StepContext
 from octavo.layers.weights import WeightLoader
 
@@ -33,8 +32,10 @@ class LMHead:
         """hidden_states [T, H], rows [S] int32 -> [S, V] float32."""
         return ctx.ops.linear(ctx.ops.gather_rows(hidden_states, rows), self.weight, None, torch.float32)
 
-    def most_likely(self, hidden_states: torch.Tensor, rows: torch.Tensor, draws: SampleRows, ctx: StepContext) -> None:
-        """The likeliest token of each row [S], into `draws` [S]."""
+    def most_likely(
+        self, hidden_states: torch.Tensor, rows: torch.Tensor, draws: torch.Tensor, ctx: StepContext
+    ) -> None:
+        """The likeliest token of each row [S], into `draws` [S, DRAW_BYTES]."""
         ctx.ops.most_likely(ctx.ops.gather_rows(hidden_states, rows), self.weight, draws)
 
 
@@ -54,6 +55,8 @@ class Decoder:
         """hidden_states as the model returns them, rows [S] int32 -> logits [S, vocab_size] float32 of these tokens."""
         return self.lm_head(hidden_states, rows, ctx)
 
-    def most_likely(self, hidden_states: torch.Tensor, rows: torch.Tensor, draws: SampleRows, ctx: StepContext) -> None:
-        """Fill in `draws` [S] by these logits, which need not be stored: all of temperature 0 and without masks."""
+    def most_likely(
+        self, hidden_states: torch.Tensor, rows: torch.Tensor, draws: torch.Tensor, ctx: StepContext
+    ) -> None:
+        """Fill in `draws` [S, DRAW_BYTES] by these logits, which need not be stored: all of temperature 0, unmasked."""
         self.lm_head.most_likely(hidden_states, rows, draws, ctx)

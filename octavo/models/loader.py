@@ -19,7 +19,6 @@ from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.errors import UnknownArchitectureError
 from octavo.kernels.ops import Ops, Weight
-from octavo.kernels.sampling import SampleRows
 from octavo.layers.context import StepContext
 from octavo.layers.embedding import LMHead
 from octavo.layers.linear import Linear
@@ -54,8 +53,11 @@ class CausalLM(Encoder, Protocol):
         """hidden_states as returned, rows [S] int32 -> logits [S, vocab_size] float32 of these tokens."""
         ...
 
-    def most_likely(self, hidden_states: torch.Tensor, rows: torch.Tensor, draws: SampleRows, ctx: StepContext) -> None:
-        """Fill in `draws` [S] by these logits, which need not be stored: all of temperature 0 and without masks."""
+    def most_likely(
+        self, hidden_states: torch.Tensor, rows: torch.Tensor, draws: torch.Tensor, ctx: StepContext
+    ) -> None:
+        """Fill in `draws` [S, DRAW_BYTES] by these logits, which need not be stored: all of temperature 0 and without
+        masks."""
         ...
 
 

@@ -15,7 +15,9 @@ __all__ = ["Facts", "Reasons", "gib"]
 class Facts:
     model: ModelConfig
     provider: str
-    """Name of the ops provider that will compute."""
+    """Name of the device that will compute."""
+    provider_remark: str = ""
+    """What is to be said of it, if it has a drawback."""
     num_threads: int
     free_memory_bytes: int
     """Bytes that this process can still take: the smallest of what the machine, its container and its limits leave."""

@@ -1,47 +1,34 @@
-"""InputBatch: what the runner keeps of each request between steps, as rows of arrays, and a step's inputs from it.
+"""InputBatch: which row of the device's buffers each request has, and a step's inputs from what the scheduler gave.
 
-Knows tokens and blocks; sampling state is `sampler`'s, in rows of the same numbers.
+Knows tokens and blocks; sampling state is the sampler's, in rows of the same numbers.
 """
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from octavo.core.step import SchedulerOutput
-from octavo.kernels.ops import Ops
-from octavo.kernels.step_inputs import BatchTables, StepArrays, StepInputs
+from octavo.core.step import NewRequest, ScheduledRequest, SchedulerOutput
+from octavo.devices.device import StepBuffers, StepSize
 
 __all__ = ["InputBatch"]
 
 
 class InputBatch:
-    """Rows are given out when a request is first scheduled and taken back when it finishes; a preempted request keeps
-    its row, and with it its tokens.
+    """Rows are given out when a request is first scheduled and taken back when it is over; a preempted request keeps
+    its row, and with it its tokens. So there can be more rows than requests in a step.
     """
 
-    def __init__(self, ops: Ops, arrays: StepArrays, max_model_len: int, block_size: int) -> None:
-        """`arrays`: where the inputs of each step go, one step at a time."""
-        self.ops = ops
-        self.arrays = arrays
-        self.block_size = block_size
-        num_rows, num_groups = len(arrays.seq_lens), len(arrays.block_tables)
-        # Untouched pages of these cost nothing, so that a long context does not.
-        self.token_ids = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
-        # Blocks that fell out of a window since stay in the row; nothing reads them.
-        self.block_tables = np.zeros((num_rows, num_groups, -(-max_model_len // block_size) + 1), dtype=np.int32)
-        self.num_blocks = np.zeros(num_rows, dtype=np.int32)
-        self._make_filler()
+    def __init__(self, buffers: StepBuffers) -> None:
+        self.buffers = buffers
         self.row_of: dict[int, int] = {}
-        self._free_rows = list(range(num_rows))[::-1]
+        self._free_rows = list(range(buffers.num_rows))[::-1]
 
-    def add(self, request_id: int, token_ids: Sequence[int]) -> int:
-        """Give the request a row and return it."""
+    def add(self, request: NewRequest) -> int:
+        """Give the request a row with its prompt, and return it."""
         if not self._free_rows:
-            self._grow()
+            num_rows = self.buffers.num_rows
+            self.buffers.grow()
+            self._free_rows = list(range(num_rows, self.buffers.num_rows))[::-1]
         row = self._free_rows.pop()
-        self.row_of[request_id] = row
-        self.token_ids[row, : len(token_ids)] = token_ids
-        self.num_blocks[row] = 0
+        self.row_of[request.request_id] = row
+        self.buffers.write_tokens(row, 0, request.prompt_token_ids)
+        self.buffers.clear_blocks(row)
         return row
 
     def remove(self, request_id: int) -> int | None:
@@ -51,48 +38,19 @@ class InputBatch:
             self._free_rows.append(row)
         return row
 
-    @property
-    def num_rows(self) -> int:
-        return len(self.num_blocks)
-
-    def _grow(self) -> None:
-        """Double the rows: preempted requests keep theirs, so there can be more than `max_num_seqs`."""
-        num_rows = self.num_rows
-        for name in ("token_ids", "block_tables", "num_blocks"):
-            array = getattr(self, name)
-            setattr(self, name, np.concatenate((array, np.zeros_like(array))))
-        self._make_filler()
-        self._free_rows = list(range(num_rows, 2 * num_rows))[::-1]
-
-    def _make_filler(self) -> None:
-        tables = BatchTables(self.token_ids, self.block_tables, self.block_size)
-        self._filler = self.ops.step_filler(tables, self.arrays)
-
     def apply(self, step: SchedulerOutput) -> None:
         """Bring tokens and block tables up to date with what the scheduler gave."""
+        row_of, buffers = self.row_of, self.buffers
         for given in step.given_tokens:
-            row, end = self.row_of[given.request_id], given.position + len(given.token_ids)
-            self.token_ids[row, given.position : end] = given.token_ids
+            buffers.write_tokens(row_of[given.request_id], given.position, given.token_ids)
         for request_id in step.reset_request_ids:
-            self.num_blocks[self.row_of[request_id]] = 0
+            buffers.clear_blocks(row_of[request_id])
         for entry in step.entries:
-            num_new = len(entry.new_block_ids[0])
-            if num_new:
-                row = self.row_of[entry.request_id]
-                start = self.num_blocks[row]
-                self.block_tables[row, :, start : start + num_new] = entry.new_block_ids
-                self.num_blocks[row] += num_new
+            if entry.new_block_ids and entry.new_block_ids[0]:
+                buffers.append_blocks(row_of[entry.request_id], entry.new_block_ids)
 
-    def prepare(self, step: SchedulerOutput) -> tuple[StepInputs, list[int]]:
-        """The step's inputs, valid until the next call, and its requests' rows; `apply` has been called."""
-        row_of, entries = self.row_of, step.entries
+    def fill(self, entries: list[ScheduledRequest]) -> tuple[StepSize, list[int]]:
+        """Make the step's inputs; `apply` has been called. Returns their size and the rows of the requests."""
+        row_of = self.row_of
         rows = [row_of[entry.request_id] for entry in entries]
-        starts, lengths = [entry.first_position for entry in entries], [entry.num_tokens for entry in entries]
-        filled = self._filler.fill(rows, starts, lengths, [entry.num_logits > 0 for entry in entries])
-        num_tokens, num_sampled, num_blocks = filled
-        return StepInputs(self.arrays, num_tokens, len(rows), num_sampled, num_blocks), rows
-
-    def append(self) -> tuple[list[int], bool]:
-        """Store the tokens [S] that the step has drawn, each after its request's last one. Returns them, and whether
-        the draws are all good."""
-        return self._filler.append()
+        return self.buffers.fill(rows, entries), rows

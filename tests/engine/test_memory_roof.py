@@ -5,8 +5,9 @@ import torch
 
 from octavo.core.kv_groups import group_layers
 from octavo.core.step import ScheduledRequest, SchedulerOutput
+from octavo.devices.cpu import device
+from octavo.devices.registry import open_device
 from octavo.engine.memory_roof import MemoryRoof, kv_token_bytes
-from octavo.runner import device
 
 
 def step(num_computed_tokens: list[int], num_scheduled_tokens: list[int]) -> SchedulerOutput:
@@ -74,13 +75,13 @@ def test_what_is_read_to_measure_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         read.append([num_bytes for _, num_bytes in buffers])
         return 1.0 / len(read)
 
-    monkeypatch.setattr(device, "read_timer", lambda provider: time_read)
+    monkeypatch.setattr(device._cpu, "time_read", time_read)
     monkeypatch.setattr(device, "READ_BYTES", 1000)
     tensors = [torch.zeros(num_bytes, dtype=torch.uint8) for num_bytes in (600, 600, 600)]
-    rate = device.measure_read_bytes_per_s("cpu", tensors, seconds=0)
+    rate = device.CpuDevice().read_bytes_per_s(tensors, seconds=0)
     assert read == [[600, 400, 0]]
     assert rate == 1000
 
 
 def test_plain_torch_has_no_roof() -> None:
-    assert device.measure_read_bytes_per_s("reference", [torch.zeros(4)]) is None
+    assert open_device("REFERENCE").read_bytes_per_s([torch.zeros(4)]) is None

@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from octavo import LLM, SamplingParams
 from octavo.checkpoint.checkpoint import Checkpoint, Vocabulary
-from octavo.devices.provider import resolve_ops
+from octavo.devices.registry import open_device
 from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model
 from octavo.text.gguf_pipeline import SPACE, TokenType
@@ -85,7 +85,7 @@ def test_text_is_encoded_as_sentencepiece_does_and_soon(checkpoint: Checkpoint) 
 
 
 def test_logits_equal_transformers_beyond_the_window(checkpoint: Checkpoint, transformers_model: Any) -> None:
-    ops = resolve_ops("cpu")
+    ops = open_device("CPU").ops
     token_ids = load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(DOCUMENT.read_text())[:700]
     actual = sequence_logits(
         load_model(checkpoint, ops, WeightFormat(torch.float32), 1024), ops, checkpoint.config, token_ids

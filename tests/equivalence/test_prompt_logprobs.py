@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo import LLM, RequestFailedError, SamplingParams
-from octavo.devices.provider import resolve_ops
+from octavo.devices.registry import open_device
 from octavo.layers.weights import WeightFormat
 from octavo.models.loader import CausalLM, load_model, open_checkpoint
 from tests.models.driver import sequence_logits
@@ -42,8 +42,8 @@ def test_each_is_the_prompt_token_s_in_the_softmax_of_the_logits_before_it(
     folder: Path, expected: tuple[Any, ...]
 ) -> None:
     checkpoint = open_checkpoint(str(folder))
-    model = load_model(checkpoint, resolve_ops("cpu"), WeightFormat(torch.float32), 512)
-    logits = sequence_logits(model, resolve_ops("cpu"), checkpoint.config, PROMPT)
+    model = load_model(checkpoint, open_device("CPU").ops, WeightFormat(torch.float32), 512)
+    logits = sequence_logits(model, open_device("CPU").ops, checkpoint.config, PROMPT)
     reference = torch.log_softmax(logits.double(), dim=-1)
     first, *rest = expected[0]
     assert first is None
@@ -121,7 +121,7 @@ class Watched:
 
 def test_logits_in_memory_are_bounded_however_long_the_prompt(folder: Path) -> None:
     llm = load(folder, max_num_batched_tokens=512, enforce_eager=True)
-    runner = llm.engine.executor._runner.forward  # type: ignore[attr-defined]
+    runner = llm.engine.executor._runner.forward.model  # type: ignore[attr-defined]
     runner.model = Watched(runner.model)
     bits(llm, PROMPT * 3)
     assert runner.model.most_rows <= 64
@@ -135,7 +135,7 @@ def test_a_nan_in_the_prompt_fails_the_request(folder: Path) -> None:
             return logits
 
     llm = load(folder, max_num_batched_tokens=512, enforce_eager=True)
-    runner = llm.engine.executor._runner.forward  # type: ignore[attr-defined]
+    runner = llm.engine.executor._runner.forward.model  # type: ignore[attr-defined]
     runner.model = Poisoned(runner.model)
     with pytest.raises(RequestFailedError, match="not finite"):
         bits(llm, PROMPT)

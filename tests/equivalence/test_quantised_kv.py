@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
-from octavo.devices.provider import resolve_ops
+from octavo.devices.registry import open_device
 from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model, open_checkpoint
 from octavo.text.tokenizer import load_tokenizer
@@ -75,7 +75,7 @@ def test_block_size_and_threads_change_nothing(model: tuple[Path, str], alone: t
 
 
 def test_real_logits_stay_near_those_of_an_unquantised_cache() -> None:
-    checkpoint, ops = open_checkpoint(gguf_path()), resolve_ops("cpu")
+    checkpoint, ops = open_checkpoint(gguf_path()), open_device("CPU").ops
     model = load_model(checkpoint, ops, WeightFormat(torch.bfloat16), 512)
     token_ids = load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(" ".join(PROMPTS))
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.runner.capture import EagerForward, ReplayedForward
+from octavo.devices.cpu.capture import ReplayedForward
+from octavo.devices.eager import EagerForward
 from tests.tiny_encoders import make_encoder_folder
 from tests.tiny_models import FAMILIES, make_folder
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo import LLM, BeamSearchParams, SamplingParams
-from octavo.devices.provider import resolve_ops
+from octavo.devices.registry import open_device
 from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model, open_checkpoint
 from octavo.text.tokenizer import load_tokenizer
@@ -65,7 +65,7 @@ def test_greedy_tokens_of_twenty_prompts_equal_transformers(reference: Any) -> N
 
 
 def test_native_bfloat16_logits_are_near_transformers_float32(reference: Any) -> None:
-    checkpoint, ops = open_checkpoint(gguf_path()), resolve_ops("cpu")
+    checkpoint, ops = open_checkpoint(gguf_path()), open_device("CPU").ops
     model = load_model(checkpoint, ops, WeightFormat(torch.bfloat16), 512)
     token_ids = load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(" ".join(PROMPTS))
     actual = sequence_logits(model, ops, checkpoint.config, token_ids, torch.bfloat16).double()
@@ -80,7 +80,7 @@ def test_native_bfloat16_logits_are_near_transformers_float32(reference: Any) ->
 
 
 def test_perplexity_of_each_format_is_near_that_of_bfloat16() -> None:
-    checkpoint, ops = open_checkpoint(gguf_path()), resolve_ops("cpu")
+    checkpoint, ops = open_checkpoint(gguf_path()), open_device("CPU").ops
     text = (Path(__file__).parents[2] / "docs/ARCHITECTURE.md").read_text()
     token_ids = load_tokenizer(checkpoint.path, checkpoint.vocabulary).encode(text)[:1500]
     perplexities = []

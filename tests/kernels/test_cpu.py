@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from octavo.devices.cpu import ops as cpu
+from octavo.devices.cpu.device import CpuDevice
 from octavo.devices.cpu.ops import CpuOps
-from octavo.devices.provider import resolve_ops
+from octavo.devices.registry import open_device
 from octavo.kernels.ops import Ops
 from octavo.kernels.testing import KVInputs
 
@@ -27,9 +28,9 @@ def inputs() -> KVInputs:
 
 
 def test_providers_by_name() -> None:
-    assert type(resolve_ops("reference")) is Ops
-    assert type(resolve_ops("cpu")) is CpuOps
-    assert type(resolve_ops("auto")) is CpuOps
+    assert type(open_device("REFERENCE").ops) is Ops
+    assert type(open_device("cpu").ops) is CpuOps
+    assert type(open_device().ops) is CpuOps
 
 
 def test_ops_import_without_the_extension() -> None:
@@ -67,7 +68,7 @@ def test_the_number_of_threads_can_change_at_any_time(native: CpuOps) -> None:
 
 def test_setting_the_providers_threads_holds_torch_to_one() -> None:
     torch.set_num_threads(2)
-    CpuOps().set_num_threads(2)
+    CpuDevice().set_num_threads(2)
     assert (cpu.num_threads(), torch.get_num_threads()) == (2, 1)
 
 

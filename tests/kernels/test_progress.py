@@ -7,7 +7,7 @@ import torch
 
 from octavo.devices.cpu import ops as cpu
 from octavo.devices.cpu.ops import CpuOps
-from octavo.devices.provider import progress_counter
+from octavo.devices.registry import open_device
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -21,7 +21,7 @@ def test_the_number_changes_while_an_op_runs(num_threads: int) -> None:
         ops.linear(torch.ones(2048, 512), weight, None, torch.float32)
         is_over.set()
 
-    progress = progress_counter("cpu")
+    progress = open_device("CPU").progress
     seen = {progress()}
     thread = threading.Thread(target=compute)
     thread.start()

@@ -11,7 +11,7 @@ from octavo.kernels.ops import Ops
 from octavo.kernels.testing import KVInputs
 
 MOST = 40
-NOT_OPS = {"name", "set_num_threads", "pack", "pack_int8", "kv_cache_shape"}
+NOT_OPS = {"place", "pack", "pack_quantized", "kv_cache_shape"}
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from octavo.devices.cpu import ops as cpu
 from octavo.devices.cpu.ops import CpuOps
 from octavo.kernels.ops import Ops
 from octavo.kernels.quantized import QuantizedForm
-from octavo.kernels.sampling import GOOD, NOT_FINITE, NOTHING_LEFT, SAMPLE_ROW, SampleRows
+from octavo.kernels.sampling import GOOD, NOT_FINITE, NOTHING_LEFT, SampleRows, make_draws, mask_bytes, rows_of
 from octavo.kernels.testing import random_quantized
 
 VOCAB = 2500  # neither a multiple of a vector's lanes, nor of a mask's byte, nor of a block
@@ -21,10 +21,24 @@ def make_logits(num_rows: int, seed: int = 0) -> npt.NDArray[np.float32]:
 
 
 def make_rows(num_rows: int, temperature: float = 0.0) -> SampleRows:
-    rows = np.zeros(num_rows, SAMPLE_ROW)
+    rows = rows_of(make_draws(num_rows))
     rows["seed"], rows["position"] = np.arange(num_rows, dtype=np.uint64) + np.uint64(2**63), 9
     rows["top_p"], rows["temperature"] = 1.0, temperature
     return rows
+
+
+def sample(
+    ops: Ops, logits: npt.NDArray[np.float32], rows: SampleRows, masks: npt.NDArray[np.uint8] | None = None
+) -> None:
+    """`ops.sample_rows` over these arrays."""
+    rows["is_masked"] = masks is not None
+    if masks is None:
+        masks = np.zeros((len(rows), mask_bytes(logits.shape[1])), np.uint8)
+    ops.sample_rows(torch.from_numpy(logits), draws_of(rows), torch.from_numpy(masks))
+
+
+def draws_of(rows: SampleRows) -> torch.Tensor:
+    return torch.from_numpy(rows.view(np.uint8).reshape(len(rows), -1))
 
 
 def masks(num_rows: int, share: float) -> npt.NDArray[np.uint8]:
@@ -38,10 +52,9 @@ def test_greedy_rows_take_the_first_of_the_largest_allowed(ops: Ops, share: floa
     logits = np.round(make_logits(24))  # many equals, zeros of both signs among them
     logits[0] = np.where(np.arange(VOCAB) % 2, 0.0, -0.0)
     bits, rows = masks(24, share), make_rows(24)
-    rows["mask"] = bits.ctypes.data + np.arange(24, dtype=np.uint64) * bits.shape[1]
     allowed = np.unpackbits(bits, axis=1, count=VOCAB, bitorder="little")
     expected = np.where(allowed, logits, -np.inf).argmax(axis=1)
-    ops.sample_rows(logits, rows)
+    sample(ops, logits, rows, bits)
     assert rows["status"].tolist() == [GOOD] * 24
     assert rows["token_id"].tolist() == expected.tolist()
 
@@ -51,9 +64,9 @@ def test_a_row_without_a_token_says_why(ops: Ops, temperature: float) -> None:
     logits, rows = make_logits(6), make_rows(6, temperature)
     logits[0, 2499], logits[1, 7], logits[2], logits[5, 3] = np.nan, np.inf, -np.inf, -np.inf
     logits[3, 100] = np.copysign(np.nan, -1)
-    nothing = np.zeros(-(-VOCAB // 8), np.uint8)
-    rows["mask"][4] = nothing.ctypes.data
-    ops.sample_rows(logits, rows)
+    bits = np.full((6, mask_bytes(VOCAB)), 255, np.uint8)
+    bits[4] = 0
+    sample(ops, logits, rows, bits)
     assert rows["status"].tolist() == [NOT_FINITE] * 4 + [NOTHING_LEFT, GOOD]
 
 
@@ -63,7 +76,7 @@ def test_draws_agree_with_the_reference(native: CpuOps) -> None:
         for ops in (Ops(), native):
             rows = make_rows(100, 0.8)
             rows["top_k"], rows["top_p"], rows["min_p"] = top_k, top_p, min_p
-            ops.sample_rows(make_logits(100), rows)
+            sample(ops, make_logits(100), rows)
             results.append(rows["token_id"])
         assert np.count_nonzero(results[0] != results[1]) <= 1  # noise within rounding of an edge
 
@@ -75,9 +88,9 @@ def test_a_row_alone_equals_the_row_among_others_on_every_instruction_set() -> N
         together = make_rows(30, 0.7)
         together["top_p"][::2] = 0.95
         alone = together.copy()
-        CpuOps().sample_rows(make_logits(30), together)
+        sample(CpuOps(), make_logits(30), together)
         for i in range(30):
-            CpuOps().sample_rows(make_logits(30)[i : i + 1].copy(), alone[i : i + 1])
+            sample(CpuOps(), make_logits(30)[i : i + 1].copy(), alone[i : i + 1])
         results += [together["token_id"].tolist(), alone["token_id"].tolist()]
     cpu.set_isa(before)
     assert all(result == results[0] for result in results)
@@ -102,8 +115,8 @@ def test_the_most_likely_tokens_are_those_of_the_stored_logits(ops: Ops, num_row
     ]
     for weight in packed:
         expected, actual = make_rows(num_rows), make_rows(num_rows)
-        ops.sample_rows(ops.linear(x, weight, None, torch.float32).numpy(), expected)
-        ops.most_likely(x, weight, actual)
+        sample(ops, ops.linear(x, weight, None, torch.float32).numpy(), expected)
+        ops.most_likely(x, weight, draws_of(actual))
         assert actual["status"].tolist() == expected["status"].tolist()
         good = expected["status"] == GOOD
         assert actual["token_id"][good].tolist() == expected["token_id"][good].tolist()

@@ -3,10 +3,11 @@
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig
+from octavo.devices.reference.device import ReferencePool
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
 from octavo.models.loader import CausalLM
-from octavo.runner.kv_cache import allocate_kv_caches
+from octavo.runner.kv_cache import kv_layout, layer_caches
 
 __all__ = ["sequence_logits"]
 
@@ -27,7 +28,8 @@ def sequence_logits(
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     num_groups = len(config.kv_groups)
     cache_dtype = kv_cache_dtype or str(dtype).removeprefix("torch.")
-    caches = allocate_kv_caches(ops, config, num_blocks * num_groups, BLOCK_SIZE, cache_dtype, torch.device("cpu"))
+    layout = kv_layout(config, num_blocks * num_groups, BLOCK_SIZE, cache_dtype)
+    caches = layer_caches(config, ReferencePool(ops, layout).caches)
     order = torch.arange(num_blocks * num_groups, dtype=torch.int32).flip(0)  # blocks in another order than positions
     tables = order.view(num_blocks, num_groups).T.contiguous()
     logits = []

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.devices.provider import resolve_ops
+from octavo.devices.registry import open_device
 from octavo.errors import CheckpointError
 from octavo.kernels.ops import Ops
 from octavo.layers.weights import WeightFormat
@@ -19,7 +19,7 @@ NUM_PROMPT_TOKENS, NUM_NEW_TOKENS = 150, 24
 
 @pytest.fixture(params=["reference", "cpu"])
 def ops(request: pytest.FixtureRequest) -> Ops:
-    return resolve_ops(request.param)
+    return open_device(request.param).ops
 
 
 def _prompt(seed: int, length: int = NUM_PROMPT_TOKENS) -> list[int]:
@@ -45,7 +45,7 @@ def test_logits_and_greedy_tokens_equal_transformers(family: str, ops: Ops, tmp_
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_the_same_bits_in_chunks_of_any_size(family: str, tmp_path: Path) -> None:
-    ops = resolve_ops("cpu")
+    ops = open_device("CPU").ops
     checkpoint = open_checkpoint(str(make_folder(tmp_path, family)))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         model = load_model(checkpoint, ops, WeightFormat(dtype), 512)

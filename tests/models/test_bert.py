@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.devices.provider import resolve_ops
+from octavo.devices.registry import open_device
 from octavo.errors import CheckpointError
 from octavo.kernels.ops import Ops
 from octavo.layers.context import StepContext
@@ -24,7 +24,7 @@ LENGTHS = [1, 37, 128, 16, 2]
 
 @pytest.fixture(params=["reference", "cpu"])
 def ops(request: pytest.FixtureRequest) -> Ops:
-    return resolve_ops(request.param)
+    return open_device(request.param).ops
 
 
 def prompts(lengths: list[int] = LENGTHS) -> list[list[int]]:
@@ -61,7 +61,7 @@ def test_hidden_states_equal_transformers(ops: Ops, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_prompt_packed_with_others_gives_the_bits_it_gives_alone(dtype: torch.dtype, tmp_path: Path) -> None:
-    ops = resolve_ops("cpu")
+    ops = open_device("CPU").ops
     model = load_encoder(open_checkpoint(str(make_encoder_folder(tmp_path))), ops, WeightFormat(dtype), 128)
     for token_ids, states in zip(prompts(), hidden_states(model, ops, prompts(), dtype), strict=True):
         assert torch.equal(hidden_states(model, ops, [token_ids], dtype)[0], states)
@@ -86,7 +86,7 @@ def rename(name: str) -> str:
 
 
 def test_checkpoints_with_a_head_and_old_names_load_the_same(tmp_path: Path) -> None:
-    ops = resolve_ops("cpu")
+    ops = open_device("CPU").ops
     folder = make_encoder_folder(tmp_path)
     model = load_encoder(open_checkpoint(str(folder)), ops, WeightFormat(torch.float32), 128)
     before = hidden_states(model, ops, prompts())

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from octavo.checkpoint.model_config import TensorInfo
-from octavo.devices.provider import resolve_ops
+from octavo.devices.registry import open_device
 from octavo.errors import CheckpointError
 from octavo.layers.gguf_blocks import QUANTIZED_TYPES
 from octavo.layers.weights import WeightFormat
@@ -91,7 +91,7 @@ def token_ids(length: int) -> list[int]:
 
 
 def logits(checkpoint: MemoryCheckpoint, quantization: str, int8_activations: bool, chunk: int = 40) -> torch.Tensor:
-    ops = resolve_ops("cpu")
+    ops = open_device("CPU").ops
     model = load_model(checkpoint, ops, WeightFormat(torch.float32, quantization, int8_activations), 512)
     return sequence_logits(model, ops, CONFIG, token_ids(40), torch.float32, chunk)
 

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from octavo.checkpoint.gguf_names import MODEL_NAMES
-from octavo.devices.provider import resolve_ops
+from octavo.devices.registry import open_device
 from octavo.layers.weights import WeightFormat
 from octavo.models.gemma3_text import GGUF_LAYER_NAMES, Args
 from octavo.models.loader import load_model
@@ -55,7 +55,7 @@ def test_logits_equal_transformers(tmp_path: Path, num_layers: int) -> None:
     scalar = 32 // 4 if num_layers == 62 else 32  # the largest model scales by hidden_size / num_heads
     model = make_model("gemma3-linear-rope", **sizes, query_pre_attn_scalar=scalar)
     checkpoint = open_gguf(write_gemma(tmp_path / "model.gguf", model))
-    ops = resolve_ops("cpu")
+    ops = open_device("CPU").ops
     token_ids = torch.randint(2, 384, (60,), generator=torch.Generator().manual_seed(4)).tolist()
     actual = sequence_logits(
         load_model(checkpoint, ops, WeightFormat(torch.float32), 512), ops, checkpoint.config, token_ids

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.devices.provider import resolve_ops
+from octavo.devices.registry import open_device
 from octavo.kernels.ops import Ops
 from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model, multiplied_weights, open_checkpoint
@@ -27,6 +27,6 @@ def test_a_step_reads_each_matrix_once_but_an_embedding_only_as_the_head(family:
 def test_bytes_are_those_of_the_packed_form(quantization: str, bytes_per_weight: float, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256}
     checkpoint = open_checkpoint(str(make_folder(tmp_path / "tiny", "llama", **sizes)))
-    model = load_model(checkpoint, resolve_ops("cpu"), WeightFormat(torch.bfloat16, quantization), 64)
+    model = load_model(checkpoint, open_device("CPU").ops, WeightFormat(torch.bfloat16, quantization), 64)
     for weight in multiplied_weights(model):
         assert weight.data.nbytes == pytest.approx(bytes_per_weight * weight.num_rows * weight.num_cols, rel=0.05)

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig
-from octavo.devices.provider import resolve_ops
-from octavo.kernels.ops import Ops
+from octavo.devices.registry import open_device
 from octavo.plan.memory import kv_bytes_per_token
-from octavo.runner.kv_cache import allocate_kv_caches
+from octavo.runner.kv_cache import kv_layout
 
 MODEL = ModelConfig(
     model_type="llama",
@@ -22,9 +21,9 @@ MODEL = ModelConfig(
 )
 
 
-@pytest.mark.parametrize("ops", [Ops(), resolve_ops("cpu")], ids=["reference", "cpu"])
+@pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("kv_cache_dtype", ["float32", "bfloat16", "float16", "fp8", "int8"])
-def test_caches_take_the_bytes_that_the_pool_was_planned_with(ops: Ops, kv_cache_dtype: str) -> None:
-    caches = allocate_kv_caches(ops, MODEL, 7, 32, kv_cache_dtype, torch.device("cpu"))
+def test_caches_take_the_bytes_that_the_pool_was_planned_with(device: str, kv_cache_dtype: str) -> None:
+    caches = open_device(device).make_kv_pool(kv_layout(MODEL, 7, 32, kv_cache_dtype)).caches
     assert sum(cache.nbytes for cache in caches) == 7 * 32 * kv_bytes_per_token(MODEL, kv_cache_dtype)
     assert all(cache.is_contiguous() and not cache.view(torch.uint8).any() for cache in caches)

@@ -333,13 +333,17 @@ void check_encoder_attention(DType dtype, int64_t head_dim) {
 
 void check_sampling(int64_t vocab_size) {
     compare("sample_rows of " + std::to_string(vocab_size) + " tokens", [&](Random& random, Output& out) {
-        const Buffer mask = random.bytes((vocab_size + 7) / 8, 256), nothing((vocab_size + 7) / 8);
+        const int64_t mask_bytes = (vocab_size + 7) / 8;
+        const Buffer mask = random.bytes(mask_bytes, 256), nothing(mask_bytes);
         std::vector<SampleRow> rows;
+        std::vector<uint8_t> masks;
         const auto add = [&](float temperature, int32_t top_k, double top_p, double min_p, const Buffer* allowed) {
-            const uint8_t* bits = allowed ? allowed->as<uint8_t>() : nullptr;
+            const uint8_t* bits = (allowed ? *allowed : nothing).as<uint8_t>();
+            masks.insert(masks.end(), bits, bits + mask_bytes);
             const uint32_t position = uint32_t(rows.size());
             const uint64_t seed = random.next();
-            rows.push_back({seed, bits, top_p, min_p, temperature, top_k, 0, position, -1, SampleStatus::good});
+            rows.push_back({seed, top_p, min_p, temperature, top_k, 0, position, -1, SampleStatus::good,
+                            int32_t(allowed != nullptr), 0});
         };
         for (const Buffer* allowed : {static_cast<const Buffer*>(nullptr), &mask}) {
             add(0.0f, 0, 1.0, 0.0, allowed);
@@ -354,7 +358,7 @@ void check_sampling(int64_t vocab_size) {
         const int64_t num_rows = int64_t(rows.size());
         const Buffer logits = random.numbers(num_rows * vocab_size);
         logits.as<uint32_t>()[num_rows * vocab_size - 2] = 0x7fc00000;
-        sample_rows({logits.as<float>(), rows.data(), nullptr, num_rows, vocab_size});
+        sample_rows({logits.as<float>(), rows.data(), masks.data(), nullptr, num_rows, vocab_size});
         append(out, logits);
         const Buffer results(num_rows * 8);
         for (int64_t i = 0; i < num_rows; ++i) {

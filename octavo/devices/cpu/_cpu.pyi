@@ -6,6 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from octavo.core.step import ScheduledRequest
+from octavo.devices.device import Draw, StepSize
+
 Int32Array = npt.NDArray[np.int32]
 
 ATTENTION_PARTITION: int
@@ -37,6 +40,17 @@ class Recording:
 
 def replay(recordings: list[tuple[Recording, int, int]], /) -> None: ...
 
+class StepReplay:
+    def __init__(
+        self,
+        hidden_states: Recording,
+        logits: Recording | None = None,
+        draw_any: Recording | None = None,
+        draw_most_likely: Recording | None = None,
+        /,
+    ) -> None: ...
+    def run(self, size: StepSize, draw: Draw = "no") -> None: ...
+
 class StepFiller:
     def __init__(
         self,
@@ -49,12 +63,5 @@ class StepFiller:
         draws: npt.NDArray[np.uint8],
         /,
     ) -> None: ...
-    def fill(
-        self,
-        rows: list[int],
-        num_computed_tokens: list[int],
-        num_scheduled_tokens: list[int],
-        samples: list[bool],
-        /,
-    ) -> tuple[int, int, int]: ...
-    def append(self) -> tuple[list[int], bool]: ...
+    def fill(self, rows: list[int], entries: list[ScheduledRequest], /) -> tuple[int, int, int]: ...
+    def append(self) -> tuple[list[list[int]], bool]: ...

@@ -1,36 +1,28 @@
-"""The `cpu` provider: allocates results and calls the native kernels of csrc/cpu, which check what they are given.
+"""The cpu device's ops: allocates results and calls the native kernels of csrc/cpu, which check what they are given.
 
 Every result row depends on that row's inputs alone, bit for bit. Threads and instruction set belong
 to the process, not to an instance.
 """
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from octavo.devices.cpu import _cpu
 from octavo.devices.cpu._cpu import isa, num_threads, set_isa, set_num_threads, supported_isas
 from octavo.kernels.ops import ATTENTION_PARTITION, QUANT_BLOCK, Ops, Weight
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
-from octavo.kernels.sampling import SAMPLE_ROW, SampleRows
-from octavo.kernels.step_inputs import BatchTables, StepArrays, StepFiller
+from octavo.kernels.sampling import DRAW_BYTES
 
 __all__ = ["CpuOps", "isa", "num_threads", "set_isa", "set_num_threads", "supported_isas"]
 
 assert (_cpu.ATTENTION_PARTITION, _cpu.QUANT_BLOCK) == (ATTENTION_PARTITION, QUANT_BLOCK), "csrc/cpu/ops.h disagrees"
-assert SAMPLE_ROW.itemsize == _cpu.SAMPLE_ROW_BYTES, "csrc/cpu/ops.h disagrees"
-
-Bytes = npt.NDArray[np.uint8]
+assert DRAW_BYTES == _cpu.SAMPLE_ROW_BYTES, "csrc/cpu/ops.h disagrees"
 
 
 class CpuOps(Ops):
     """Native kernels over packed weights and a cache whose keys lie in tiles of 16 positions (csrc/cpu/ops.h)."""
 
-    name = "cpu"
-
-    def set_num_threads(self, num_threads: int) -> None:
-        set_num_threads(num_threads)
-        torch.set_num_threads(1)
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
     def pack(self, weight: torch.Tensor) -> Weight:
         weight = weight.contiguous()
@@ -67,8 +59,8 @@ class CpuOps(Ops):
         _multiply(x, weight, bias, None, out)
         return out
 
-    def most_likely(self, x: torch.Tensor, weight: Weight, draws: SampleRows) -> None:
-        _multiply(x, weight, None, _bytes(draws))
+    def most_likely(self, x: torch.Tensor, weight: Weight, draws: torch.Tensor) -> None:
+        _multiply(x, weight, None, draws)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
         out = torch.empty(x.shape, dtype=out_dtype)
@@ -171,14 +163,8 @@ class CpuOps(Ops):
         _cpu.encoder_attention(num_heads, size // (3 * num_heads), qkv, query_start, scale, out)
         return out
 
-    def sample_rows(self, logits: npt.NDArray[np.float32], rows: SampleRows) -> None:
-        _cpu.sample_rows(logits, _bytes(rows))
-
-    def step_filler(self, tables: BatchTables, arrays: StepArrays) -> StepFiller:
-        inputs = [arrays.input_ids, arrays.positions, arrays.query_start, arrays.seq_lens, arrays.rows]
-        inputs += [arrays.logits_rows, arrays.sampled_rows]
-        rows = (tables.token_ids, tables.block_tables, tables.block_size)
-        return _cpu.StepFiller(*rows, inputs, arrays.slot_mappings, arrays.block_tables, _bytes(arrays.draws))
+    def sample_rows(self, logits: torch.Tensor, draws: torch.Tensor, masks: torch.Tensor) -> None:
+        _cpu.sample_rows(logits, draws, masks)
 
 
 def form_codes(form: QuantizedForm) -> tuple[int, int, int, bool, bool]:
@@ -186,19 +172,10 @@ def form_codes(form: QuantizedForm) -> tuple[int, int, int, bool, bool]:
     return form.bits, form.group, form.zero, form.has_mins, form.scale_dtype == torch.float32
 
 
-def _multiply(
-    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *outputs: torch.Tensor | Bytes | None
-) -> None:
+def _multiply(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *outputs: torch.Tensor | None) -> None:
     """outputs: the rows to draw; or None, and then the tensor of all results."""
     matrix = (weight.num_rows, weight.num_cols, weight.data)
     if weight.form is None:
         _cpu.linear(*matrix, x, bias, *outputs)
     else:
         _cpu.linear_quantized(form_codes(weight.form), *matrix, weight.int8_activations, x, bias, *outputs)
-
-
-def _bytes(rows: SampleRows) -> Bytes:
-    """[S] of SAMPLE_ROW as [S, bytes], for DLPack has no records."""
-    if rows.dtype != SAMPLE_ROW:
-        raise ValueError(f"rows to draw must be SAMPLE_ROWs, not {rows.dtype}")
-    return rows.view(np.uint8).reshape(-1, SAMPLE_ROW.itemsize)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from octavo.devices.cpu.tier_file import PAGE_BYTES, TierFile, TierLayout
 from octavo.errors import ConfigError
-from octavo.runner.tier_file import PAGE_BYTES, TierFile, TierLayout
 
 NUM_POOL, NUM_TIER = 5, 7
 

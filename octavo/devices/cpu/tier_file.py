@@ -25,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from octavo.devices.device import CopyResult
 from octavo.errors import ConfigError
 
-__all__ = ["CopyResult", "TierFile", "TierLayout"]
+__all__ = ["TierFile", "TierLayout"]
 
 MAGIC = b"octavoKV"
 VERSION = 1
@@ -76,13 +77,6 @@ class TierLayout:
 
 def _round_up(num_bytes: int) -> int:
     return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class CopyResult:
-    failed: list[int]
-    """Indices of the copies that could not be done."""
-    seconds: float
 
 
 class TierFile:

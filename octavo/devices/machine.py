@@ -1,31 +1,15 @@
-"""Facts of the machine: CPUs that may be used, memory that is free, and an ops provider's rates of arithmetic and of
-reading memory."""
+"""Facts of the machine, whatever computes: CPUs that may be used, memory and disk that are free."""
 
 import os
 import shutil
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-import torch
-
-from octavo.devices.provider import read_timer
-from octavo.kernels.ops import Ops
-from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
-
-__all__ = [
-    "available_cpus",
-    "free_disk_bytes",
-    "free_memory_bytes",
-    "measure_flops_per_s",
-    "measure_read_bytes_per_s",
-]
+__all__ = ["available_cpus", "free_disk_bytes", "free_memory_bytes"]
 
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 UNREADABLE = float("inf")
-READ_BYTES = 512 << 20
-"""Read at most, to measure the rate."""
 
 
 def available_cpus() -> int:
@@ -98,49 +82,3 @@ def _meminfo_available() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     rows = dict(line.split(":", 1) for line in meminfo.splitlines())
     return int(rows["MemAvailable"].split()[0]) * 1024
-
-
-def measure_flops_per_s(
-    ops: Ops,
-    hidden_size: int,
-    dtype: torch.dtype,
-    form: QuantizedForm | None = None,
-    int8_activations: bool = True,
-    seconds: float = 0.05,
-) -> float:
-    """Operations a second of `ops.linear` on 64 rows, the best of what fits in `seconds`; over a matrix of `form`."""
-    rows, outputs = 64, 2048
-    x = torch.ones(rows, hidden_size, dtype=dtype)
-    if form is None:
-        weight = ops.pack(torch.full((outputs, hidden_size), 0.01, dtype=dtype))
-    else:
-        weight = ops.pack_quantized(QuantizedMatrix.filled(form, outputs, hidden_size), int8_activations)
-    ops.linear(x, weight, None, dtype)
-    best = float("inf")
-    deadline = time.perf_counter() + seconds
-    while True:
-        start = time.perf_counter()
-        ops.linear(x, weight, None, dtype)
-        end = time.perf_counter()
-        best = min(best, end - start)
-        if end > deadline:
-            return 2 * rows * outputs * hidden_size / best
-
-
-def measure_read_bytes_per_s(provider: str, tensors: Sequence[torch.Tensor], seconds: float = 0.05) -> float | None:
-    """Rate at which a provider's threads read these tensors, or the first 512 MB of them: the best of what fits in
-    `seconds`. Nothing is allocated. None where the provider can't tell."""
-    time_read = read_timer(provider)
-    if time_read is None:
-        return None
-    buffers, num_bytes = [], 0
-    for tensor in tensors:
-        size = min(tensor.nbytes, READ_BYTES - num_bytes)
-        buffers.append((tensor.data_ptr(), size))
-        num_bytes += size
-    best = float("inf")
-    deadline = time.perf_counter() + seconds
-    while True:
-        best = min(best, time_read(buffers))
-        if time.perf_counter() > deadline:
-            return num_bytes / best

@@ -2,40 +2,51 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
-from octavo.core.step import NewRequest, TokenMask
-from octavo.devices.provider import ProviderName, resolve_ops
-from octavo.kernels.ops import Ops
+from octavo.core.step import NewRequest, ScheduledRequest, TokenLogprobs, TokenMask
+from octavo.devices.device import Device, Sampler, StepBuffers, StepRoom
+from octavo.devices.registry import open_device
 from octavo.kernels.philox import uniform
-from octavo.kernels.sampling import SAMPLE_ROW
-from octavo.runner.sampler import NO_MASKS, SampledTokens, Sampler
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 3000  # more than the sampler's candidates, so that both of its paths are taken
 
 
 @pytest.fixture(autouse=True, params=["reference", "cpu"])
-def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is of both: `_sampler` makes samplers over it."""
-    name: ProviderName = request.param
-    monkeypatch.setattr(Provider, "ops", resolve_ops(name))
+    device, room = open_device(request.param), StepRoom(4000, 4000, 4000, 100, 16, 1, VOCAB)
+    monkeypatch.setattr(Under, "device", device, raising=False)
+    monkeypatch.setattr(Under, "buffers", device.make_step_buffers(room), raising=False)
 
 
-class Provider:
-    ops = Ops()
-    draws = np.zeros(4000, SAMPLE_ROW)
+class Under:
+    """What is tested, with room for 4000 rows of logits."""
+
+    device: Device
+    buffers: StepBuffers
 
 
 def _sampler(params: list[SamplingParams], prompt: list[int] | None = None, stop: tuple[int, ...] = ()) -> Sampler:
-    sampler = Sampler(VOCAB, Provider.ops, Provider.draws)
+    sampler = Under.device.make_sampler(VOCAB, Under.buffers)
     for row, one in enumerate(params):
         sampler.add(row, NewRequest(row, prompt or [1, 2, 3], one, seed=100 + row, stop_token_ids=stop))
     return sampler
+
+
+class Sampled(NamedTuple):
+    """Of requests that have one row of logits each."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    failed: dict[int, str]
 
 
 def _sample(
@@ -43,11 +54,14 @@ def _sample(
     logits: npt.NDArray[np.float32],
     rows: list[int],
     positions: npt.NDArray[np.int32],
-    masks: Mapping[int, TokenMask] = NO_MASKS,
-) -> SampledTokens:
-    Provider.draws["position"][: len(rows)] = positions
-    sampler.prepare(rows)
-    return sampler.sample(logits, masks)
+    masks: Mapping[int, TokenMask] = MappingProxyType({}),
+) -> Sampled:
+    """The rows' requests are computed up to these positions, from which a token is sampled."""
+    Under.buffers.fill(rows, [ScheduledRequest(row, int(p), 0, 1, ()) for row, p in zip(rows, positions, strict=True)])
+    sampler.prepare(rows, [1] * len(rows))
+    sampled = sampler.sample(torch.from_numpy(logits), {i: [mask] for i, mask in masks.items()})
+    logprobs = [None if entry is None else entry[0] for entry in sampled.logprobs]
+    return Sampled([token_id for (token_id,) in sampled.token_ids], logprobs, sampled.failed)
 
 
 def _logits(rows: int, seed: int, spread: float = 3.0) -> npt.NDArray[np.float32]:

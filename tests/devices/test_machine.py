@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from octavo.runner import device
+from octavo.devices import machine
 
 
 @pytest.fixture
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(device, "CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(device, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "OWN_CGROUPS", tmp_path / "own")
     (tmp_path / "cgroup").mkdir()
     (tmp_path / "own").write_text("0::/\n")
     return tmp_path / "cgroup"
@@ -20,7 +20,7 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("cpu_max", "expected"), [("max 100000", None), ("100000 100000", 1), ("50000 100000", 1)])
 def test_the_containers_cpu_quota_bounds_the_threads(cgroup: Path, cpu_max: str, expected: int | None) -> None:
     (cgroup / "cpu.max").write_text(cpu_max + "\n")
-    assert device.available_cpus() == (expected or len(os.sched_getaffinity(0)))
+    assert machine.available_cpus() == (expected or len(os.sched_getaffinity(0)))
 
 
 def test_the_tightest_quota_around_the_process_counts(cgroup: Path) -> None:
@@ -28,7 +28,7 @@ def test_the_tightest_quota_around_the_process_counts(cgroup: Path) -> None:
     (cgroup.parent / "own").write_text("0::/a.slice/b.scope\n")
     (cgroup / "a.slice/cpu.max").write_text("100000 100000\n")
     (cgroup / "a.slice/b.scope/cpu.max").write_text("max 100000\n")
-    assert device.available_cpus() == 1
+    assert machine.available_cpus() == 1
 
 
 def test_an_old_cgroups_cpu_quota_counts_too(cgroup: Path) -> None:
@@ -36,16 +36,16 @@ def test_an_old_cgroups_cpu_quota_counts_too(cgroup: Path) -> None:
     (cgroup / "cpu").mkdir()
     (cgroup / "cpu/cpu.cfs_quota_us").write_text("100000\n")
     (cgroup / "cpu/cpu.cfs_period_us").write_text("100000\n")
-    assert device.available_cpus() == 1
+    assert machine.available_cpus() == 1
     (cgroup / "cpu/cpu.cfs_quota_us").write_text("-1\n")
-    assert device.available_cpus() == len(os.sched_getaffinity(0))
+    assert machine.available_cpus() == len(os.sched_getaffinity(0))
 
 
 def test_the_containers_memory_limit_bounds_what_is_free(cgroup: Path) -> None:
-    unlimited = device.free_memory_bytes()
+    unlimited = machine.free_memory_bytes()
     (cgroup / "memory.max").write_text(f"{1 << 30}\n")
     (cgroup / "memory.current").write_text(f"{700 << 20}\n")
     (cgroup / "memory.stat").write_text(f"anon {100 << 20}\ninactive_file {200 << 20}\n")
-    assert device.free_memory_bytes() == (1024 - 700 + 200) << 20 < unlimited
+    assert machine.free_memory_bytes() == (1024 - 700 + 200) << 20 < unlimited
     (cgroup / "memory.max").write_text("max\n")
-    assert device.free_memory_bytes() == pytest.approx(unlimited, rel=0.2)
+    assert machine.free_memory_bytes() == pytest.approx(unlimited, rel=0.2)
