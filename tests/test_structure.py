@@ -29,7 +29,6 @@ LARGE_CLASSES = {
     "octavo/core/scheduler_config.py:SchedulerConfig": TODAY,
     "octavo/core/block_tier.py:BlockTier": TODAY,
     "octavo/engine/llm_engine.py:LLMEngine": TODAY,
-    "octavo/api/engine_client.py:EngineClient": TODAY,
 }
 LONG_FILES = {
     "csrc/cpu/ops.h": TODAY,

@@ -5,8 +5,7 @@ A request is queued from when it is sent until its first token, its end or its r
 
 import math
 import time
-from bisect import bisect_left, insort
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -20,29 +19,36 @@ MAX_LEFT = 4096
 """How many of these are remembered at most."""
 UNKNOWN_WAIT_S = 5.0
 """What a client is told while nothing has left the queue yet."""
+MAX_WAIT_S = 60.0
+"""The longest wait that a client is told. One that has not come back by then is forgotten, so the line never holds
+more than those who asked within this time."""
 GRACE_S = 2.0
 """How late a refused request may come back and still find its place kept."""
 AHEAD_S = 1.0
 """How long before a refused request may come back its place is kept: waits are told in whole seconds."""
+MAX_PLACES = 1024
+"""Places in the line. A request that finds them taken is told the longest wait, and gets none."""
+KEY_TOKENS = 32
+"""Tokens at each end of a prompt by which it is known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Place:
-    """In the line of those that were refused and told to come back."""
+    """One request in the line of those that were refused and told to come back."""
 
-    due_s: float
     num_requests: int
     num_tokens: int
+    due_s: float = 0.0
 
 
 class Admission:
-    """Those that are refused stand in a line, and are told when their turn will be, going by the rate of service. A
-    request that comes back is known by its prompts. Its place is kept for a little; newcomers don't take it.
+    """Refused requests stand in a line, in the order in which they came first, and are told when their turn will be,
+    going by the rate of service. One that comes back is known by its prompts; one that does not loses its place.
 
     The rate is measured over the time in which something was queued: an idle engine does not tell how fast it is.
 
     Invariants: `num_tokens` is the sum of the queued requests' prompts; `_left` reaches back WINDOW_S of busy time at
-    most; `_line` holds the due times and keys of `_places`, in order.
+    most; every place in `_line` is due at most MAX_WAIT_S from now, and none before `_earliest_s`.
     """
 
     def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,9 +61,8 @@ class Admission:
         self._now = clock()
         # Busy time at which one left with a token, and its prompt tokens.
         self._left: deque[tuple[float, int]] = deque(maxlen=MAX_LEFT)
-        self._places: dict[int, _Place] = {}  # by the hash of the prompts
-        self._line: list[tuple[float, int]] = []
-        self._line_requests = self._line_tokens = 0
+        self._line: OrderedDict[int, _Place] = OrderedDict()  # by the hash of the prompts
+        self._earliest_s = math.inf
 
     @property
     def num_requests(self) -> int:
@@ -69,22 +74,29 @@ class Admission:
         self._tick()
         self._drop_late()
         num_requests, num_tokens = len(prompts) * num_choices, sum(map(len, prompts)) * num_choices
-        key = hash(tuple(map(tuple, prompts))) if self._line or self._queued else 0
-        place = self._places.get(key)
-        over_requests = self.num_requests + num_requests - self.max_requests
-        over_tokens = self.num_tokens + num_tokens - self.max_tokens
-        kept_requests, kept_tokens = (0, 0) if place is not None else self._kept()
-        fits = over_requests + kept_requests <= 0 and over_tokens + kept_tokens <= 0
-        if not self._queued or (fits and (place is None or place.due_s <= self._now + AHEAD_S)):
-            self._leave_line(key)
+        key = _key(prompts) if self._line or self._is_over(num_requests, num_tokens) else 0
+        if not self._queued:
+            self._line.pop(key, None)
             return
-        if place is None:  # behind all others
-            over_requests, over_tokens = over_requests + self._line_requests, over_tokens + self._line_tokens
-        if place is None or place.due_s <= self._now:
-            self._leave_line(key)
-            place = self._stand_in_line(key, num_requests, num_tokens, self._wait_s(over_requests, over_tokens))
-        is_short_of_tokens = over_tokens + kept_tokens > 0 >= over_requests + kept_requests
-        raise self._refusal(is_short_of_tokens, place.due_s - self._now)
+        place = self._line.get(key)
+        is_early = place is not None and place.due_s > self._now + AHEAD_S
+        kept_requests, kept_tokens = (0, 0) if place is not None else self._kept()
+        if not is_early and not self._is_over(num_requests + kept_requests, num_tokens + kept_tokens):
+            self._line.pop(key, None)
+            return
+        is_short_of_requests = self.num_requests + num_requests + kept_requests > self.max_requests
+        if place is None:
+            place = _Place(num_requests, num_tokens)
+            if len(self._line) == MAX_PLACES:
+                raise self._refusal(not is_short_of_requests, MAX_WAIT_S)
+            self._line[key] = place
+        if place.due_s <= self._now:
+            place.due_s = self._now + self._wait_s(key, num_requests, num_tokens)
+            self._earliest_s = min(self._earliest_s, place.due_s)
+        raise self._refusal(not is_short_of_requests, place.due_s - self._now)
+
+    def _is_over(self, num_requests: int, num_tokens: int) -> bool:
+        return self.num_requests + num_requests > self.max_requests or self.num_tokens + num_tokens > self.max_tokens
 
     def _refusal(self, is_short_of_tokens: bool, wait_s: float) -> EngineBusyError:
         if is_short_of_tokens:
@@ -120,40 +132,42 @@ class Admission:
             self._busy_s += now - self._now
         self._now = now
 
-    def _stand_in_line(self, key: int, num_requests: int, num_tokens: int, wait_s: float) -> _Place:
-        place = self._places[key] = _Place(self._now + max(1, math.ceil(wait_s)), num_requests, num_tokens)
-        insort(self._line, (place.due_s, key))
-        self._line_requests += num_requests
-        self._line_tokens += num_tokens
-        return place
-
-    def _leave_line(self, key: int) -> None:
-        place = self._places.pop(key, None)
-        if place is not None:
-            del self._line[bisect_left(self._line, (place.due_s, key))]
-            self._line_requests -= place.num_requests
-            self._line_tokens -= place.num_tokens
-
     def _drop_late(self) -> None:
-        while self._line and self._line[0][0] < self._now - GRACE_S:
-            self._leave_line(self._line[0][1])
+        if self._earliest_s < self._now - GRACE_S:
+            late = [key for key, place in self._line.items() if place.due_s < self._now - GRACE_S]
+            for key in late:
+                del self._line[key]
+            self._earliest_s = min((place.due_s for place in self._line.values()), default=math.inf)
 
     def _kept(self) -> tuple[int, int]:
         """Requests and prompt tokens that room is kept for, which is never more than half of the queue."""
-        due = self._line[: bisect_left(self._line, (self._now + AHEAD_S, 0))]
-        places = [self._places[key] for _, key in due]
-        num_requests, num_tokens = sum(p.num_requests for p in places), sum(p.num_tokens for p in places)
+        if self._earliest_s >= self._now + AHEAD_S:
+            return 0, 0
+        due = [place for place in self._line.values() if place.due_s < self._now + AHEAD_S]
+        num_requests, num_tokens = sum(p.num_requests for p in due), sum(p.num_tokens for p in due)
         return min(num_requests, self.max_requests // 2), min(num_tokens, self.max_tokens // 2)
 
-    def _wait_s(self, num_requests: int, num_tokens: int) -> float:
-        """How long until so many requests, with so many prompt tokens, have left at the rate of service."""
+    def _wait_s(self, key: int, num_requests: int, num_tokens: int) -> float:
+        """Whole seconds until this request's turn: those queued and those before it in the line go first."""
         self._forget_old()
         if not self._left:
             return UNKNOWN_WAIT_S
+        num_requests += self.num_requests - self.max_requests
+        num_tokens += self.num_tokens - self.max_tokens
+        for other, place in self._line.items():
+            if other == key:
+                break
+            num_requests += place.num_requests
+            num_tokens += place.num_tokens
         elapsed = max(self._busy_s - self._left[0][0], 0.1)
         left_tokens = sum(tokens for _, tokens in self._left)
-        return max(num_requests / len(self._left), num_tokens / left_tokens) * elapsed
+        wait_s = max(num_requests / len(self._left), num_tokens / left_tokens) * elapsed
+        return float(math.ceil(min(max(wait_s, 1.0), MAX_WAIT_S)))
 
     def _forget_old(self) -> None:
         while self._left and self._left[0][0] < self._busy_s - WINDOW_S:
             self._left.popleft()
+
+
+def _key(prompts: Sequence[Sequence[Hashable]]) -> int:
+    return hash(tuple((len(prompt), *prompt[:KEY_TOKENS], *prompt[-KEY_TOKENS:]) for prompt in prompts))

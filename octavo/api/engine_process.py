@@ -1,49 +1,25 @@
-"""EngineProcess: starts the engine's process and knows when it is gone. The parent's side of `engine/loop.py`.
+"""EngineProcess: starts the engine's process and knows when it is gone. The parent's side of `engine/process.py`.
 
 Imports little: it runs before anything else in the API process. Knows nothing of requests.
 """
 
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import BinaryIO
 
-import msgspec
-
+from octavo.ipc.launch import Launch, write_launch
 from octavo.ipc.pulse import Pulse
 from octavo.options import EngineConfig
 
-__all__ = ["ENGINE_COMMAND", "EngineProcess", "Launch", "read_launch"]
+__all__ = ["ENGINE_COMMAND", "EngineProcess"]
 
-ENGINE_COMMAND = (sys.executable, "-m", "octavo.engine.loop")
+ENGINE_COMMAND = (sys.executable, "-m", "octavo.engine.process")
 EXIT_GRACE_S = 2.0
 STDERR = 2
-_LENGTH = struct.Struct("<I")
-
-
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parent writes to the engine's standard input, after its length in four bytes."""
-
-    config: EngineConfig
-    folder: str
-    """Private to this user; removed by whichever of the two processes ends last."""
-    started_at: float
-    """Unix time."""
-
-    @property
-    def address(self) -> str:
-        """Where the parent binds and the engine connects."""
-        return f"ipc://{self.folder}/engine"
-
-
-def read_launch(stream: BinaryIO) -> Launch:
-    (num_bytes,) = _LENGTH.unpack(stream.read(_LENGTH.size))
-    return msgspec.msgpack.decode(stream.read(num_bytes), type=Launch)
 
 
 class EngineProcess:
@@ -60,10 +36,8 @@ class EngineProcess:
         self.pulse = Pulse(launch.folder)
         # Its stray prints belong to the log. In a process group of its own the terminal's Ctrl-C does not reach it.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=STDERR, process_group=0)
-        message = msgspec.msgpack.encode(launch)
         assert self._process.stdin is not None
-        self._process.stdin.write(_LENGTH.pack(len(message)) + message)
-        self._process.stdin.flush()
+        write_launch(launch, self._process.stdin)
 
     @property
     def pid(self) -> int:

@@ -4,7 +4,6 @@ Counters and gauges are read from the last SchedulerStats, so that one scrape ag
 running + finished by reason. Latencies are observed here, in the API process.
 """
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -14,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from octavo.core.scheduler_stats import SchedulerStats
 
-__all__ = ["EngineMetrics", "RequestTimer"]
+__all__ = ["EngineMetrics"]
 
 FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
                        160, 640, 2560)  # fmt: skip
@@ -112,39 +111,6 @@ class EngineMetrics:
         self.observe_whole(whole)
         self._prefill.observe(to_first_token)
         self._decode.observe(whole - to_first_token)
-
-
-class RequestTimer:
-    """The times of one engine request, from its arrival here, on the clock of `time.monotonic`."""
-
-    __slots__ = ("_arrived", "_first_token", "_last_token", "_metrics")
-
-    def __init__(self, metrics: EngineMetrics) -> None:
-        self._metrics = metrics
-        self._arrived = time.monotonic()
-        self._first_token: float | None = None
-        self._last_token = 0.0
-
-    def started(self, now: float) -> None:
-        self._metrics.observe_queue_time(max(now - self._arrived, 0.0))
-
-    def tokens(self, num_tokens: int, now: float) -> None:
-        if not num_tokens:
-            return
-        if self._first_token is None:
-            self._first_token = self._last_token = now
-            self._metrics.observe_first_token(now - self._arrived)
-            num_tokens -= 1
-        if num_tokens:
-            self._metrics.observe_inter_token(now - self._last_token, num_tokens)
-        self._last_token = now
-
-    def finished(self) -> None:
-        """Call for a request that ended well."""
-        if self._first_token is None:
-            self._metrics.observe_whole(time.monotonic() - self._arrived)
-        else:
-            self._metrics.observe_finished(self._first_token - self._arrived, self._last_token - self._arrived)
 
 
 class _StatsCollector(Collector):

@@ -1,6 +1,6 @@
 import pytest
 
-from octavo.api.admission import Admission
+from octavo.api.admission import GRACE_S, MAX_WAIT_S, Admission
 from octavo.errors import EngineBusyError
 
 
@@ -133,3 +133,27 @@ def test_places_are_kept_in_no_more_than_half_of_the_queue() -> None:
         admission.leave(request_id, served=True)
     clock.now += 3.0
     assert told(admission, [9]) == 0
+
+
+def test_a_crowd_that_does_not_come_back_is_forgotten() -> None:
+    clock = Clock()
+    admission = busy_admission(clock, max_requests=4, num_waiting=4)
+    crowd = [told(admission, [prompt, 9]) for prompt in range(5000)]
+    assert max(crowd) <= MAX_WAIT_S
+    assert told(admission, [1]) <= MAX_WAIT_S
+    clock.now += MAX_WAIT_S + GRACE_S + 1
+    assert told(admission, [2]) == 5.0  # nobody has left lately, and nobody is before it
+    assert len(admission._line) == 1
+
+
+def test_one_that_returns_in_time_is_behind_those_only_that_came_before_it() -> None:
+    clock = Clock()
+    admission = busy_admission(clock, max_requests=4, num_waiting=4)
+    waits = [told(admission, [prompt]) for prompt in range(100)]
+    assert (waits[9], waits[69], waits[99]) == (9.0, MAX_WAIT_S, MAX_WAIT_S)
+    for _ in range(59):
+        clock.now += 1.0
+        admission.enter(1000, 10)
+        admission.leave(1000, served=True)
+    clock.now += 1.0
+    assert told(admission, [80]) < told(admission, [99]) <= 40.0

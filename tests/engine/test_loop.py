@@ -1,9 +1,13 @@
 """The engine's process: its loop over fakes, its socket, and a real one behind a client."""
 
+import os
+import signal
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import zmq
 from msgspec import structs
@@ -14,9 +18,10 @@ from octavo.api.engine_process import EngineProcess
 from octavo.api.metrics import IDLE, EngineMetrics
 from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import RequestDelta
-from octavo.engine.loop import MAX_UNREAD_RESULTS, STATS_S, EngineLoop, SocketChannel
+from octavo.engine.loop import STATS_S, EngineLoop
 from octavo.errors import EngineDeadError, InvalidRequestError
-from octavo.ipc.messages import AbortRequests, AddRequest, FinishRequest, FromEngine, StepResult, ToEngine
+from octavo.ipc.messages import AbortRequests, AddRequest, EngineFailed, FinishRequest, FromEngine, StepResult, ToEngine
+from octavo.ipc.sockets import EngineSocket
 from octavo.options import EngineConfig
 from octavo.sampling_params import SamplingParams
 from tests.server.running import make_tokenizer_folder
@@ -68,20 +73,17 @@ class FakeEngine:
 class FakeChannel:
     inbox: list[ToEngine] = field(default_factory=list)
     sent: list[FromEngine] = field(default_factory=list)
-    waits: list[bool] = field(default_factory=list)
-    has_room: bool = True
+    num_waits: int = 0
 
-    def wait(self, until_writable: bool) -> None:
-        self.waits.append(until_writable)
+    def wait(self) -> None:
+        self.num_waits += 1
 
     def receive(self) -> list[ToEngine]:
         messages, self.inbox = self.inbox, []
         return messages
 
-    def send(self, message: FromEngine) -> bool:
-        if self.has_room:
-            self.sent.append(message)
-        return self.has_room
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
 
 
 def add(request_id: int, *prompt: int) -> AddRequest:
@@ -103,7 +105,7 @@ def test_an_idle_engine_waits_for_a_message() -> None:
     channel.inbox = [add(1, 5)]
     loop.turn()
     loop.turn()
-    assert channel.waits == [False, False]
+    assert channel.num_waits == 2
     assert engine.num_steps == 2
 
 
@@ -121,16 +123,6 @@ def test_a_request_that_the_engine_refuses_ends_with_its_message() -> None:
     assert channel.sent == [StepResult([RequestDelta(1, [], None, "error", error="The prompt is empty.")], IDLE)]
 
 
-def test_a_reader_that_is_behind_gets_several_steps_in_one_message() -> None:
-    channel = FakeChannel([add(1, 5)], has_room=False)
-    loop = EngineLoop(FakeEngine(), channel)
-    loop.turn()
-    loop.turn()
-    channel.has_room = True
-    loop.turn()
-    assert channel.sent == [StepResult([RequestDelta(1, [n]) for n in (1, 2, 3)], structs.replace(IDLE, num_running=1))]
-
-
 def test_counters_go_with_news_and_when_they_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("octavo.engine.loop.time", SimpleNamespace(monotonic=lambda: now))
@@ -145,27 +137,46 @@ def test_counters_go_with_news_and_when_they_are_old(monkeypatch: pytest.MonkeyP
     assert counted == [True, False, True, False, True]
 
 
-def test_an_idle_engine_with_unsent_deltas_also_waits_for_room() -> None:
-    engine, channel = FakeEngine(), FakeChannel([add(1, 5)], has_room=False)
-    loop = EngineLoop(engine, channel)
-    loop.turn()
-    engine.open.clear()
-    loop.turn()
-    assert channel.waits == [False, True]
-
-
-def test_sending_to_a_reader_that_never_reads_does_not_block(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/engine"
+def test_a_reader_that_is_behind_delays_nothing_and_misses_nothing(tmp_path: Path) -> None:
+    """Whatever was sent before, the engine's last words too."""
+    address, count = f"ipc://{tmp_path}/engine", 5000
     with zmq.Context() as context, context.socket(zmq.DEALER) as reader:
         reader.set_hwm(1)
         reader.bind(address)
-        channel = SocketChannel(address)
-        result = StepResult([RequestDelta(1, list(range(500)))], IDLE)
-        num_sent = 0
-        while channel.send(result):
-            num_sent += 1
-        assert num_sent >= MAX_UNREAD_RESULTS
-        channel.close(grace_ms=0)
+        engine = EngineSocket(address)
+        start = time.monotonic()
+        for number in range(count):
+            engine.send(StepResult([RequestDelta(number, list(range(200)))], IDLE))
+        engine.send(EngineFailed("RuntimeError", "last words"))
+        assert time.monotonic() - start < 5
+        decoder = msgspec.msgpack.Decoder(FromEngine)
+        arrived: list[FromEngine] = [decoder.decode(reader.recv()) for _ in range(count + 1)]
+        engine.close()
+    ids = [result.deltas[0].request_id for result in arrived if isinstance(result, StepResult)]
+    assert ids == list(range(count))
+    assert arrived[-1] == EngineFailed("RuntimeError", "last words")
+
+
+async def test_between_the_engines_end_and_the_news_of_it_requests_are_refused_as_by_a_dead_one(
+    tmp_path: Path,
+) -> None:
+    folder = str(make_tokenizer_folder(tmp_path))
+    process = EngineProcess(EngineConfig(model=folder), ENGINE_COMMAND)
+    client = EngineClient(process, EngineMetrics("scripted"), Admission(1000, 1_000_000))
+    try:
+        await client.wait_ready()
+        with client.generate([[SLOW, 20]], SamplingParams(max_tokens=100)) as running:
+            await anext(running)
+            os.kill(process.pid, signal.SIGKILL)
+            while Path(f"/proc/{process.pid}/stat").exists():  # the loop doesn't turn: nobody has heard of it
+                time.sleep(0.01)
+            time.sleep(0.2)  # until the socket has lost its peer
+            with pytest.raises(EngineDeadError):
+                client.generate([[20]], SamplingParams())
+            running.finish(running.first_request_id, 1)
+    finally:
+        client.close(EngineDeadError("The test is over."))
+        process.close()
 
 
 async def test_a_client_follows_ends_and_loses_its_requests(tmp_path: Path) -> None:

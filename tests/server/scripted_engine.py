@@ -1,6 +1,6 @@
 """An engine process whose model says what its prompt tells it to; all the rest is octavo's own engine.
 
-Run as `python -m tests.server.scripted_engine` in place of `octavo.engine.loop`. The output is what stands in the
+Run as `python -m tests.server.scripted_engine` in place of `octavo.engine.process`. The output is what stands in the
 prompt between `<say>` and the next `</s>` (or the end), then `</s>`; choice k says it k + 1 times. Without `<say>` the
 prompt is repeated for ever. Other tokens in the prompt: `<slow>` lets each step take 20 ms, `<fail>` lets the third
 step raise, `<nan>` fails the request at its third token, `<hang>` lets a step take a minute, in which with `<slow>` it
@@ -20,7 +20,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import NO_MASKS, ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs, TokenMasks
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.loop import main
+from octavo.engine.process import main
 from octavo.errors import ConfigError
 from octavo.ipc.messages import EngineInfo
 from octavo.options import EngineConfig

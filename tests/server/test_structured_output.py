@@ -188,5 +188,5 @@ def test_the_corpus_has_fifty() -> None:
 
 def engine_of(server: RunningServer) -> psutil.Process:
     children = psutil.Process(server.process.pid).children()
-    (engine,) = (child for child in children if "octavo.engine.loop" in child.cmdline())
+    (engine,) = (child for child in children if "octavo.engine.process" in child.cmdline())
     return engine

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.api.embedding import check_dimensions, cut_off, pooling_of, vector_of
-from octavo.api.engine_client import Generation
+from octavo.api.generation import Generation
 from octavo.errors import InvalidRequestError
 from octavo.server.http.access_log import tell_usage
 from octavo.server.requests.fields import ApiRequest

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from starlette.types import Receive, Scope, Send
 
 from octavo.api.choice import Choice, Piece, merge
-from octavo.api.engine_client import Generation
+from octavo.api.generation import Generation
 from octavo.core.step import RequestDelta
 from octavo.errors import OctavoError
 from octavo.sampling_params import SamplingParams

@@ -1,0 +1,78 @@
+"""The engine's process: from its launch to its end.
+
+Run as `python -m octavo.engine.process` by `api/engine_process.py`. Imports torch only once it watches its parent.
+"""
+
+import gc
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+import msgspec
+
+from octavo.engine.loop import Engine, EngineLoop
+from octavo.errors import OctavoError
+from octavo.ipc.launch import read_launch
+from octavo.ipc.messages import EngineFailed, EngineInfo, EngineReady
+from octavo.ipc.pulse import Pulse, start_beating
+from octavo.ipc.sockets import EngineSocket
+from octavo.options import EngineConfig
+
+__all__ = ["BuildEngine", "main"]
+
+BuildEngine = Callable[[EngineConfig], tuple[Engine, EngineInfo]]
+
+
+def _end_with_parent(folder: str) -> None:
+    """Wait for the end of standard input: only the parent's death or its wish closes it."""
+    while os.read(0, 1):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _failure(error: Exception) -> EngineFailed:
+    if not isinstance(error, OctavoError):
+        traceback.print_exc()
+    return EngineFailed(type(error).__name__, str(error) or repr(error))
+
+
+def _build_engine(config: EngineConfig) -> tuple[Engine, EngineInfo]:
+    start = time.perf_counter()
+    from octavo.engine.start_log import build_logged_engine
+
+    imports_seconds = time.perf_counter() - start
+    engine, info = build_logged_engine(config)
+    return engine, msgspec.structs.replace(info, start_seconds={"imports": imports_seconds, **info.start_seconds})
+
+
+def main(build: BuildEngine | None = None) -> int:
+    """Serve until the parent is gone; returns the exit status of an engine that failed."""
+    # The terminal's Ctrl-C, and a SIGTERM to the whole group, are the parent's to answer: it drains first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    launch = read_launch(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, args=(launch.folder,), name="parent-watch", daemon=True).start()
+    process_seconds = time.time() - launch.started_at
+    channel = EngineSocket(launch.address)
+    try:
+        engine, info = (build or _build_engine)(launch.config)
+        seconds = {"process": process_seconds, **info.start_seconds}
+        loop = EngineLoop(engine, channel)
+        start_beating(Pulse(launch.folder), loop.progress, loop.is_idle)  # who hears of it next finds it alive
+        channel.send(EngineReady(msgspec.structs.replace(info, start_seconds=seconds)))
+        gc.freeze()  # what the start made stays: no collection walks over it in the middle of a step
+        loop.run()
+    except Exception as error:
+        channel.send(_failure(error))
+    channel.close()
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
