@@ -133,7 +133,7 @@ def make_model(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of 384 tokens, with a chat template."""
+    """A byte-level BPE tokenizer of 384 tokens, as many as the models' embeddings have rows, with a chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -145,6 +145,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     text = "the quick brown fox jumps over the lazy dog and runs through the forest until the night is over "
     tokenizer.train_from_iterator([text * 20], trainer)
+    tokenizer.add_tokens([f"<filler{i}>" for i in range(384 - tokenizer.get_vocab_size())])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
     fast.chat_template = (
         "{% for message in messages %}{{ '<s>' + message['role'] + '\\n' + message['content'] + '</s>\\n' }}"

@@ -55,7 +55,7 @@ class FolderCheckpoint:
             pooling=read_pooling(path, values),
             max_sequence_length=read_max_sequence_length(path),
             eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *tokens.turn_end_ids))),
-        )
+        ).without_padding(tokens.num_tokens)
         if self.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
         self.tensors: Mapping[str, TensorInfo] = tensors
@@ -121,7 +121,7 @@ def _merge(files: list[SafetensorsFile], weight_map: Mapping[str, str]) -> dict[
                 continue
             if name in tensors:
                 raise CheckpointError(f"{file.path}: tensor {name!r} is also in {tensors[name].path.name}.")
-            tensors[name] = info
+            tensors[name] = info if name == stored_name else replace(info, name=name)
     return tensors
 
 

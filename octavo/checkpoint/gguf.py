@@ -26,6 +26,8 @@ from octavo.errors import CheckpointError, UnknownArchitectureError
 __all__ = ["GGUFCheckpoint", "open_vocabulary"]
 
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<part>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
+UNUSED = 5
+"""The type of a token that fills the vocabulary up."""
 ROPE_FREQS = "rope_freqs.weight"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -151,14 +153,26 @@ def _read_config(source: _Source, model_type: str, family: type[ModelConfig], na
     settings["sliding_windows"] = (window or None,) * num_layers
     settings["rope"] = _read_rope(fields, head_dim, source.divisors)
     settings |= family.from_gguf(fields, settings)
-    return family(
-        model_type=model_type,
-        **settings,
-        dtype=_main_dtype(located),
-        bos_token_id=vocabulary.bos_token_id if vocabulary is not None else None,
-        eos_token_ids=end_of_turn_ids(file, vocabulary) if vocabulary is not None else (),
-        sampling_defaults=renamed(file.metadata, GGUF_KEYS),
-    ).check(file.path)
+    return (
+        family(
+            model_type=model_type,
+            **settings,
+            dtype=_main_dtype(located),
+            bos_token_id=vocabulary.bos_token_id if vocabulary is not None else None,
+            eos_token_ids=end_of_turn_ids(file, vocabulary) if vocabulary is not None else (),
+            sampling_defaults=renamed(file.metadata, GGUF_KEYS),
+        )
+        .check(file.path)
+        .without_padding(_num_tokens(vocabulary))
+    )
+
+
+def _num_tokens(vocabulary: Vocabulary | None) -> int | None:
+    """Up to the last token; converters add unused ones, until there are as many as the embedding has rows."""
+    if vocabulary is None:
+        return None
+    used = np.flatnonzero(vocabulary.token_types != UNUSED)
+    return int(used[-1]) + 1 if len(used) else None
 
 
 def _read_rope(fields: Fields, head_dim: int, divisors: tuple[float, ...] | None) -> RopeConfig:

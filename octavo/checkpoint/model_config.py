@@ -5,7 +5,7 @@ Pure data. Each file in `octavo/models` extends ModelConfig by the hyper-paramet
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -68,6 +68,9 @@ class ModelConfig:
     model_type: str
     """Hugging Face's model_type; names the file in `octavo/models`."""
     vocab_size: int = hyper()
+    """Tokens that can be read and sampled."""
+    num_padding_tokens: int = 0
+    """Rows of the embedding after those, which no text belongs to."""
     hidden_size: int = hyper(gguf="embedding_length")
     num_hidden_layers: int = hyper(gguf="block_count", high=MAX_LAYERS)
     num_attention_heads: int = hyper(gguf="attention.head_count")
@@ -121,6 +124,12 @@ class ModelConfig:
         if scaled > longest:
             return scaled, f"the model's {rope.rope_type} rotary scaling by {rope.factor:g}"
         return longest, "the model's max_position_embeddings"
+
+    def without_padding(self, num_tokens: int | None) -> Self:
+        """This configuration without the embedding's rows after those of the tokens, so that none is sampled."""
+        if num_tokens is None or self.is_encoder or not 0 < num_tokens < self.vocab_size:
+            return self
+        return replace(self, vocab_size=num_tokens, num_padding_tokens=self.vocab_size - num_tokens)
 
     def check(self, path: Path) -> Self:
         """This configuration, if its sizes fit together; else CheckpointError naming `path`."""

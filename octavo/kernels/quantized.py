@@ -59,6 +59,21 @@ class QuantizedMatrix:
         weight = _columns(self.scales, self.form.group, num_cols) * values
         return weight if self.mins is None else weight - _columns(self.mins, self.form.group, num_cols)
 
+    def columns(self, columns: slice) -> "QuantizedMatrix":
+        """Some columns; the first begins a group, the last ends one or the matrix."""
+        group, num_columns = self.form.group, self.values.shape[1]
+        if columns == slice(0, num_columns):
+            return self
+        if columns.start % group or (columns.stop % group and columns.stop != num_columns):
+            raise ValueError(f"columns {columns.start} to {columns.stop} are not whole groups of {group}")
+        groups = slice(columns.start // group, -(-columns.stop // group))
+        return QuantizedMatrix(
+            self.form,
+            self.values[:, columns].contiguous(),
+            self.scales[:, groups].contiguous(),
+            None if self.mins is None else self.mins[:, groups].contiguous(),
+        )
+
     @staticmethod
     def filled(form: QuantizedForm, num_rows: int, num_cols: int) -> "QuantizedMatrix":
         """A matrix of ones, to measure with."""

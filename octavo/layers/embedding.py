@@ -11,15 +11,20 @@ __all__ = ["Decoder", "Embedding", "LMHead"]
 
 
 class Embedding:
-    """Rows of a matrix, times `scale`."""
+    """Rows of a matrix, times `scale`. Rows after those of the vocabulary are left out."""
 
-    def __init__(self, weights: WeightLoader, name: str, vocab_size: int, hidden_size: int, scale: float = 1.0) -> None:
-        self.weight = weights.matrix([f"{name}.weight"], hidden_size, [vocab_size])
+    def __init__(self, weights: WeightLoader, name: str, config: ModelConfig, scale: float = 1.0) -> None:
+        self.weight = _vocabulary_matrix(weights, f"{name}.weight", config)
         self.scale = scale
 
     def __call__(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # [T] -> [T, H] float32
         rows = ctx.ops.embedding(token_ids, self.weight)
         return rows if self.scale == 1.0 else ctx.ops.scale(rows, self.scale)
+
+
+def _vocabulary_matrix(weights: WeightLoader, name: str, config: ModelConfig) -> Weight:
+    sizes = (config.hidden_size, [config.vocab_size])
+    return weights.matrix([name], *sizes, shard="vocabulary", num_padding_rows=config.num_padding_tokens)
 
 
 class LMHead:
@@ -44,11 +49,10 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: WeightLoader, scale: float = 1.0) -> None:
         """`scale` multiplies the embedding's rows."""
-        vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        self.embedding = Embedding(weights, "model.embed_tokens", vocab_size, hidden_size, scale)
+        self.embedding = Embedding(weights, "model.embed_tokens", config, scale)
         is_tied = config.tie_word_embeddings
         self.lm_head = LMHead(
-            self.embedding.weight if is_tied else weights.matrix(["lm_head.weight"], hidden_size, [vocab_size])
+            self.embedding.weight if is_tied else _vocabulary_matrix(weights, "lm_head.weight", config)
         )
 
     def logits(self, hidden_states: torch.Tensor, rows: torch.Tensor, ctx: StepContext) -> torch.Tensor:

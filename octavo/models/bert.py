@@ -45,13 +45,13 @@ class Layer:
         name, hidden, inner = f"encoder.layer.{index}", config.hidden_size, config.intermediate_size
         self.num_heads, self.scale = config.num_attention_heads, config.head_dim**-0.5
         qkv_names = [f"{name}.attention.self.{part}" for part in ("query", "key", "value")]
-        self.qkv = Linear(weights, qkv_names, hidden, [hidden] * 3, bias=True)
-        self.output = Linear(weights, [f"{name}.attention.output.dense"], hidden, [hidden], bias=True)
+        self.qkv = Linear(weights, qkv_names, hidden, [hidden] * 3, True, "column")
+        self.output = Linear(weights, [f"{name}.attention.output.dense"], hidden, [hidden], True, "row")
         self.attention_norm = PostLayerNorm(
             weights, f"{name}.attention.output.LayerNorm", hidden, config.layer_norm_eps
         )
-        self.up = Linear(weights, [f"{name}.intermediate.dense"], hidden, [inner], bias=True)
-        self.down = Linear(weights, [f"{name}.output.dense"], inner, [hidden], bias=True)
+        self.up = Linear(weights, [f"{name}.intermediate.dense"], hidden, [inner], True, "column")
+        self.down = Linear(weights, [f"{name}.output.dense"], inner, [hidden], True, "row")
         self.output_norm = PostLayerNorm(weights, f"{name}.output.LayerNorm", hidden, config.layer_norm_eps)
 
     def __call__(self, hidden_states: torch.Tensor, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
@@ -64,7 +64,7 @@ class Layer:
 class Model:
     def __init__(self, config: Args, weights: WeightLoader, max_model_len: int) -> None:
         hidden = config.hidden_size
-        self.embedding = Embedding(weights, "embeddings.word_embeddings", config.vocab_size, hidden)
+        self.embedding = Embedding(weights, "embeddings.word_embeddings", config)
         positions = weights.table("embeddings.position_embeddings.weight", (config.max_position_embeddings, hidden))
         types = weights.table("embeddings.token_type_embeddings.weight", (config.type_vocab_size, hidden))
         self.positions = positions[:max_model_len] + types[0]

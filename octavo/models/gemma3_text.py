@@ -111,13 +111,14 @@ class Layer:
             return RMSNorm(weights, f"{name}.{part}", size, config.rms_norm_eps, config.rms_norm_offset)
 
         qkv_names = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
-        self.qkv = Linear(weights, qkv_names, hidden, [q_size, kv_size, kv_size], config.attention_bias)
+        self.qkv = Linear(weights, qkv_names, hidden, [q_size, kv_size, kv_size], config.attention_bias, "column")
         head_norms = [norm(f"self_attn.{part}_norm", config.head_dim) for part in "qk"]
         self.attention = Attention(config, index, cos_sin, config.attention_scale, *head_norms)
-        self.output = Linear(weights, [f"{name}.self_attn.o_proj"], q_size, [hidden], config.attention_output_bias)
+        output_names = [f"{name}.self_attn.o_proj"]
+        self.output = Linear(weights, output_names, q_size, [hidden], config.attention_output_bias, "row")
         gate_up_names = [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"]
-        self.gate_up = Linear(weights, gate_up_names, hidden, [inner, inner], bias=False)
-        self.down = Linear(weights, [f"{name}.mlp.down_proj"], inner, [hidden], bias=False)
+        self.gate_up = Linear(weights, gate_up_names, hidden, [inner, inner], False, "column")
+        self.down = Linear(weights, [f"{name}.mlp.down_proj"], inner, [hidden], False, "row")
         self.input_norm = norm("input_layernorm")
         self.attended_norm = norm("post_attention_layernorm")
         self.mlp_norm = norm("pre_feedforward_layernorm")

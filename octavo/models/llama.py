@@ -35,12 +35,13 @@ class Layer:
         name, hidden, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
         q_size, kv_size = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
         qkv_names = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
-        self.qkv = Linear(weights, qkv_names, hidden, [q_size, kv_size, kv_size], config.attention_bias)
+        self.qkv = Linear(weights, qkv_names, hidden, [q_size, kv_size, kv_size], config.attention_bias, "column")
         self.attention = self.make_attention(config, weights, index, cos_sin)
-        self.output = Linear(weights, [f"{name}.self_attn.o_proj"], q_size, [hidden], config.attention_output_bias)
+        output_names = [f"{name}.self_attn.o_proj"]
+        self.output = Linear(weights, output_names, q_size, [hidden], config.attention_output_bias, "row")
         gate_up_names = [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"]
-        self.gate_up = Linear(weights, gate_up_names, hidden, [inner, inner], config.mlp_bias)
-        self.down = Linear(weights, [f"{name}.mlp.down_proj"], inner, [hidden], config.mlp_bias)
+        self.gate_up = Linear(weights, gate_up_names, hidden, [inner, inner], config.mlp_bias, "column")
+        self.down = Linear(weights, [f"{name}.mlp.down_proj"], inner, [hidden], config.mlp_bias, "row")
         self.input_norm = RMSNorm(weights, f"{name}.input_layernorm", hidden, config.rms_norm_eps)
         self.mlp_norm = RMSNorm(weights, f"{name}.post_attention_layernorm", hidden, config.rms_norm_eps)
 
