@@ -5,6 +5,7 @@ Knows nothing of HTTP or of devices; the server's schemas turn into this, and `L
 
 import json
 import math
+import re
 import reprlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -71,8 +72,16 @@ class StructuredOutputs:
     """One of these texts."""
     grammar: str | None = None
     """A grammar in Lark's syntax, as llguidance reads it, or in GBNF."""
+    whitespace_pattern: str | None = None
+    """A regular expression for the white space between tokens of JSON; "" allows none."""
 
     def __post_init__(self) -> None:
+        if self.whitespace_pattern is not None and not _whitespace_only(self.whitespace_pattern):
+            raise InvalidRequestError(
+                "whitespace_pattern must be a regular expression of at most 100 characters that matches white space "
+                f"alone, got {self.whitespace_pattern[:100]!a}.",
+                param="structured_outputs",
+            )
         given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
         if len(given) + self.json_object != 1:
             raise InvalidRequestError(
@@ -85,6 +94,9 @@ class StructuredOutputs:
             object.__setattr__(self, "choice", tuple(self.choice))
         for name in given:
             _check_structure(name, getattr(self, name))
+
+
+_whitespace_only = re.compile(r"(?=.{0,100}\Z)(?:[ \t\n\r\[\]()|?*+]|\\[sntr]|\(\?:|\{\d*,?\d*\})*\Z", re.DOTALL).match
 
 
 def _check_structure(name: str, value: object) -> None:
@@ -310,6 +322,14 @@ class SamplingParams:
         ):
             if ids and (highest := max(ids)) >= vocab_size:
                 _fail(name, highest, f"made of token ids below the vocabulary's size ({vocab_size})")
+
+    @property
+    def constraint(self) -> str | None:
+        """The first of the fields that rule tokens out."""
+        for name in ("allowed_token_ids", "structured_outputs", "bad_words", "logit_bias"):
+            if getattr(self, name):
+                return name
+        return "min_tokens" if self.min_tokens else None
 
     @property
     def is_greedy(self) -> bool:

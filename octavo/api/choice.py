@@ -41,17 +41,19 @@ class Choice:
         )
         self._prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
         self._shows_stop = params.include_stop_str_in_output
+        self._constraint = params.constraint
         self.num_tokens = 0
         self.num_cached_tokens = 0
         """Prompt tokens that came from the prefix cache."""
         self.is_finished = False
 
     def append(self, delta: RequestDelta) -> Piece:
-        """Raises RequestFailedError when the engine gave the request up, InvalidRequestError when it had no choice."""
+        """Raises RequestFailedError when the engine gave the request up, InvalidRequestError when the request itself is
+        to blame."""
         if delta.finish_reason in ("error", "abort"):
             self.is_finished = True
-            if delta.is_invalid:
-                raise InvalidRequestError(delta.error or "", param="structured_outputs")
+            if delta.fault is not None:
+                raise InvalidRequestError(delta.error or "", delta.fault.param or self._constraint, delta.fault.code)
             raise RequestFailedError(delta.error or "The engine aborted the request.")
         self.num_cached_tokens = delta.num_cached_tokens
         text = self._text(delta)

@@ -57,6 +57,8 @@ def vector_of(delta: RequestDelta, pooling: PoolingConfig, dimensions: int | Non
 
     Raises RequestFailedError where the engine gave the request up.
     """
+    if delta.fault is not None:
+        raise InvalidRequestError(delta.error or "", delta.fault.param, delta.fault.code)
     if delta.embedding is None:
         raise RequestFailedError(delta.error or "The engine aborted the request.")
     vector = np.frombuffer(delta.embedding, dtype="<f4")

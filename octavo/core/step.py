@@ -15,6 +15,7 @@ from octavo.sampling_params import SamplingParams
 __all__ = [
     "NO_MASKS",
     "Executor",
+    "Fault",
     "FinishReason",
     "GivenTokens",
     "ModelRunnerOutput",
@@ -132,6 +133,8 @@ class ModelRunnerOutput(Struct, frozen=True, gc=False):
     """One entry a token for requests that asked for them."""
     failed: dict[int, str] = field(default_factory=dict)
     """Requests of the step whose computation failed (a NaN in their logits), with the reason; absent above."""
+    unsatisfiable: list[int] = field(default_factory=list)
+    """Those of them whose own constraints leave no token to sample."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By request, the next of its prompt's tokens in order, the first token left out; no token comes twice."""
     embeddings: dict[int, bytes] = field(default_factory=dict)
@@ -163,6 +166,13 @@ class Executor(Protocol):
     def submit(self, scheduler_output: SchedulerOutput) -> StepHandle: ...
 
 
+class Fault(Struct, frozen=True, gc=False):
+    param: str | None = None
+    """The field that is to blame, as far as the engine knows."""
+    code: str | None = None
+    """What kind of fault it is, in the API's words."""
+
+
 class RequestDelta(Struct, frozen=True, gc=False):
     """What one step adds to a request, as it leaves the engine. The last one carries a `finish_reason`."""
 
@@ -177,8 +187,8 @@ class RequestDelta(Struct, frozen=True, gc=False):
     """Prompt tokens whose KV came from the prefix cache, at first admission."""
     error: str | None = None
     """Why the request failed, when `finish_reason` is "error"."""
-    is_invalid: bool = False
-    """Whether the request itself is to blame for that."""
+    fault: Fault | None = None
+    """What is wrong with the request itself, if that is the reason."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Of the next tokens of the prompt, for requests that asked for them; all come before, or with, the first new
     token."""
@@ -186,3 +196,8 @@ class RequestDelta(Struct, frozen=True, gc=False):
     """The prompt's, little-endian float32: the one result of a request that is pooled instead of sampled."""
     score: float | None = None
     """Of a beam that ended: by what beams are ranked."""
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether the request itself is to blame for its error."""
+        return self.fault is not None

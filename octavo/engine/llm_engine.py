@@ -18,6 +18,7 @@ from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import (
     NO_MASKS,
     Executor,
+    Fault,
     ModelRunnerOutput,
     RequestDelta,
     SchedulerOutput,
@@ -191,8 +192,8 @@ class LLMEngine:
             if error is None:
                 self.scheduler.make_ready(request_id)
                 continue
-            is_invalid = isinstance(error, InvalidRequestError)
-            deltas += (structs.replace(d, is_invalid=is_invalid) for d in self.scheduler.fail(request_id, str(error)))
+            fault = Fault("structured_outputs") if isinstance(error, InvalidRequestError) else None
+            deltas += (structs.replace(d, fault=fault) for d in self.scheduler.fail(request_id, str(error)))
         return self._closed(deltas)
 
     def _constrained(self, step: SchedulerOutput) -> list[int]:
@@ -214,8 +215,13 @@ class LLMEngine:
             self._advance_grammars(flight.constrained, result)
         if self.roof is not None:
             self.roof.observe(flight.step, result.compute_s)
-        deltas += self.scheduler.update(flight.step, result)
-        return self._closed(deltas)
+        updates = self.scheduler.update(flight.step, result)
+        if result.unsatisfiable:
+            messages = {
+                result.failed[request_id] for request_id in result.unsatisfiable
+            }  # a prompt's choices fail alike
+            updates = [structs.replace(d, fault=Fault()) if d.error in messages else d for d in updates]
+        return self._closed(deltas + updates)
 
     def _advance_grammars(self, constrained: list[int], result: ModelRunnerOutput) -> None:
         accepted = dict(zip(result.request_ids, result.sampled_token_ids, strict=True))
@@ -225,7 +231,7 @@ class LLMEngine:
         """Drop the grammars of requests that are over."""
         for i, delta in enumerate(deltas):
             if delta.finish_reason is not None and self.grammars.close(delta.request_id) is not None:
-                deltas[i] = structs.replace(delta, is_invalid=True)
+                deltas[i] = structs.replace(delta, fault=Fault("structured_outputs"))
         return deltas
 
     def take_started(self) -> list[int]:

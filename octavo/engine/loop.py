@@ -5,7 +5,7 @@ import time
 from typing import Protocol
 
 from octavo.core.scheduler_stats import SchedulerStats
-from octavo.core.step import RequestDelta
+from octavo.core.step import Fault, RequestDelta
 from octavo.errors import InvalidRequestError
 from octavo.ipc.messages import (
     AbortRequests,
@@ -106,8 +106,11 @@ class EngineLoop:
                     self._add(message)
                 except InvalidRequestError as error:
                     num_choices = message.sampling_params.n if isinstance(message, AddRequest) else 1
-                    for request_id in range(message.request_id, message.request_id + num_choices):
-                        deltas.append(RequestDelta(request_id, [], finish_reason="error", error=str(error)))
+                    fault = Fault(error.param, error.code)
+                    deltas += (
+                        RequestDelta(request_id, [], finish_reason="error", error=error.message, fault=fault)
+                        for request_id in range(message.request_id, message.request_id + num_choices)
+                    )
             case AbortRequests():
                 for request_id in message.request_ids:
                     self._engine.abort(request_id)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from octavo.checkpoint.model_config import ModelConfig
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs, TokenMasks
 from octavo.devices.device import FAILURES, CopyResult, Device, KVLayout, SampledTokens, StepRoom
-from octavo.kernels.sampling import NOT_FINITE
+from octavo.kernels.sampling import NOT_FINITE, NOTHING_LEFT
 from octavo.models.loader import CausalLM
 from octavo.runner.input_batch import InputBatch
 from octavo.runner.kv_cache import layer_caches
@@ -121,8 +121,10 @@ def _output(
     compute_s: float,
 ) -> ModelRunnerOutput:
     token_ids, logprobs, failed = sampled.token_ids, sampled.logprobs, {}
+    unsatisfiable: list[int] = []
     if sampled.failed:
         failed = {request_ids[i]: message for i, message in sampled.failed.items()}
+        unsatisfiable = [request_ids[i] for i, message in sampled.failed.items() if message == FAILURES[NOTHING_LEFT]]
     if prompt_logprobs:
         failed |= {i: FAILURES[NOT_FINITE] for i, entries in prompt_logprobs.items() if has_nan(entries)}
         prompt_logprobs = {i: entries for i, entries in prompt_logprobs.items() if i not in failed}
@@ -135,6 +137,7 @@ def _output(
         sampled_token_ids=token_ids,
         logprobs=logprobs,
         failed=failed,
+        unsatisfiable=unsatisfiable,
         prompt_logprobs=prompt_logprobs,
         failed_copies=copied.failed,
         copy_s=copied.seconds,

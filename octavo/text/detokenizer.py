@@ -101,6 +101,7 @@ class Detokenizer:
       string.
     - The stop string completed first wins; of those that end together, the longest. After it, tokens are ignored.
       One that the first `min_tokens` tokens complete does not count.
+    - A special token that is left out of the text ends it where a stop string is that token's text.
     - Of a SentencePiece vocabulary's tokens the leading space is kept: the text continues a prompt.
     """
 
@@ -118,6 +119,7 @@ class Detokenizer:
         self._min_tokens = min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._matcher = StopMatcher(tuple(stop))
+        self._stops = frozenset(stop)
         self._held = ""
         self._sent: list[str] = []
         self._num_tokens = 0
@@ -148,7 +150,19 @@ class Detokenizer:
             self._num_tokens += 1
             if not (self._skip_special_tokens and self._tokenizer.is_special(token_id)):
                 deltas.append(self._release(self._decoder.decode(self._tokenizer.token_bytes(token_id))))
+            elif self._stops and self._num_tokens > self._min_tokens:
+                deltas.append(self._stop_at(self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")))
         return self._send("".join(deltas))
+
+    def _stop_at(self, hidden: str) -> str:
+        """What a special token that is left out of the text makes safe to send: all of it, if its own is a stop."""
+        if hidden not in self._stops:
+            return ""
+        rest = self._release(self._decoder.decode(b"", final=True))
+        if self._stopped_by is None:
+            rest, self._held, self._stopped_by = rest + self._held, "", hidden
+            rest += hidden if self._include_stop else ""
+        return rest
 
     def finish(self) -> str:
         """Nothing follows: return all that was held back. An unfinished character becomes U+FFFD."""

@@ -21,7 +21,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from octavo.core.step import TokenMask
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import StructuredOutputs
-from octavo.text.json_schema import rewrite
+from octavo.text.json_schema import demands, rewrite
 from octavo.text.tokenizer import Tokenizer
 
 __all__ = ["GrammarCompiler", "Matcher", "grammar_source"]
@@ -62,9 +62,9 @@ def _refusal(message: str) -> InvalidRequestError:
 def grammar_source(structure: StructuredOutputs) -> str:
     """The grammar as llguidance takes it. Raises InvalidRequestError where it is not even text of its kind."""
     if structure.json_object:
-        return _from_schema({"type": "object"})
+        return _from_schema({"type": "object"}, structure.whitespace_pattern)
     if structure.json is not None:
-        return _from_schema(_parsed(str(structure.json)))
+        return _from_schema(_parsed(str(structure.json)), structure.whitespace_pattern)
     if structure.regex is not None:
         return llguidance.LLMatcher.grammar_from_regex(structure.regex)
     if structure.choice is not None:
@@ -83,16 +83,26 @@ def _parsed(schema: str) -> object:
         raise _refusal(f"the schema is not JSON: {error}") from None
 
 
-def _from_schema(schema: object) -> str:
+def _from_schema(schema: object, whitespace: str | None) -> str:
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
         raise _refusal("a schema must be an object that something satisfies.")
     try:
-        text = json.dumps(rewrite(schema, _without_unknown_formats), ensure_ascii=False)
-        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)  # type: ignore[arg-type]
+        text = json.dumps(rewrite(rewrite(schema, demands), _without_unknown_formats), ensure_ascii=False)
+        options = JSON_OPTIONS if whitespace is None else _with_whitespace(whitespace)
+        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
     except (ValueError, RecursionError) as error:
         raise _refusal(str(error)) from None
+
+
+def _with_whitespace(pattern: str) -> dict[str, Any]:
+    """JSON_OPTIONS with other white space between the tokens; "" allows none."""
+    if not pattern:
+        return {key: value for key, value in JSON_OPTIONS.items() if key != "whitespace_pattern"} | {
+            "whitespace_flexible": False
+        }
+    return JSON_OPTIONS | {"whitespace_pattern": pattern.replace(r"\s", r"[ \t\n\r]")}  # JSON knows no other
 
 
 def _without_unknown_formats(schema: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from octavo.api.engine_client import EngineClient
 from octavo.api.engine_process import EngineProcess
 from octavo.api.metrics import IDLE, EngineMetrics
 from octavo.core.scheduler_stats import SchedulerStats
-from octavo.core.step import RequestDelta
+from octavo.core.step import Fault, RequestDelta
 from octavo.engine.loop import STATS_S, EngineLoop
 from octavo.errors import EngineDeadError, InvalidRequestError
 from octavo.ipc.messages import AbortRequests, AddRequest, EngineFailed, FinishRequest, FromEngine, StepResult, ToEngine
@@ -120,7 +120,9 @@ def test_requests_end_between_steps() -> None:
 def test_a_request_that_the_engine_refuses_ends_with_its_message() -> None:
     channel = FakeChannel([add(1)])
     EngineLoop(FakeEngine(), channel).turn()
-    assert channel.sent == [StepResult([RequestDelta(1, [], None, "error", error="The prompt is empty.")], IDLE)]
+    assert channel.sent == [
+        StepResult([RequestDelta(1, [], None, "error", error="The prompt is empty.", fault=Fault())], IDLE)
+    ]
 
 
 def test_counters_go_with_news_and_when_they_are_old(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,3 +190,96 @@ def engine_of(server: RunningServer) -> psutil.Process:
     children = psutil.Process(server.process.pid).children()
     (engine,) = (child for child in children if "octavo.engine.process" in child.cmdline())
     return engine
+
+
+ROW = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_other_dialects_are_enforced(http: httpx.Client, path: str) -> None:
+    for fields in (
+        {"response_format": {"type": "json_object", "schema": ROW}},
+        {"response_format": {"type": "json_schema", "schema": ROW}},
+        {"response_format": {"type": "json", "value": ROW}},
+        {"json_schema": ROW},
+        {"json_schema": json.dumps(ROW)},
+        {"json_schema": {"name": "row", "schema": ROW}},
+        {"format": ROW},
+    ):
+        assert json.loads(text_of(ask(http, path, **fields))).keys() == {"a"}, fields
+    objects = [ask(http, path, **f, seed=1) for f in ({"format": "json"}, {"response_format": {"type": "json_object"}})]
+    first, second = (response.json()["choices"][0] for response in objects)
+    assert first == second
+    grammar = 'root ::= "x" [0-9]'
+    for fields in (
+        {"regex": "x[0-9]"},
+        {"grammar": grammar},
+        {"ebnf": grammar},
+        {"response_format": {"type": "regex", "value": "x[0-9]"}},
+        {"response_format": {"type": "grammar", "grammar": grammar}},
+    ):
+        response = ask(http, path, **fields)
+        assert re.fullmatch("x[0-9]", text_of(response)), fields
+        assert "x-octavo-warning" not in response.headers
+    nothing: dict[str, Any] = {"format": "", "grammar": "", "regex": None, "json_schema": {}, "ebnf": ""}
+    assert ask(http, path, **nothing).status_code == 200
+    for fields, param in (
+        ({"format": "yaml"}, "format"),
+        ({"regex": "a", "grammar": grammar}, "grammar"),
+        ({"regex": "("}, "regex"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"response_format": {"type": "regex"}}, "response_format"),
+    ):
+        response = ask(http, path, **fields)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param), fields
+
+
+def test_keywords_that_demand_nothing_are_passed_over_and_others_named(http: httpx.Client) -> None:
+    idle: list[dict[str, Any]] = [
+        {"uniqueItems": False}, {"if": {}}, {"then": {}}, {"if": {}, "then": True, "else": {}}, {"minContains": 0},
+        {"contains": {"type": "null"}, "minContains": 0}, {"propertyNames": {}}, {"dependentRequired": {}},
+        {"dependentSchemas": {}}, {"dependencies": {}}, {"unevaluatedProperties": True}, {"not": False},
+        {"propertyNames": {"type": "string"}}, {"required": None}, {"uniqueItems": True, "maxItems": 1},
+    ]  # fmt: skip
+    for keywords in idle:
+        response = ask(http, structured_outputs={"json": {"required": ["a"], **ROW} | keywords})
+        assert response.status_code == 200, keywords
+        assert "x-octavo-warning" not in response.headers
+    names = {"type": "object", "properties": {"uniqueItems": {"type": "integer"}}, "required": ["uniqueItems"]}
+    assert "uniqueItems" in text_of(ask(http, structured_outputs={"json": names}))
+    unique = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 2, "maxItems": 3}
+    response = ask(http, structured_outputs={"json": unique})
+    assert len(json.loads(text_of(response))) in (2, 3)
+    assert "uniqueItems" in response.headers["x-octavo-warning"]
+    for demanding in ({"contains": {}}, {"not": {"type": "null"}}, {"$defs": 5}, {"$defs": []}, {"definitions": "x"}):
+        response = ask(http, structured_outputs={"json": ROW | demanding})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "structured_outputs"), demanding
+
+
+def test_the_white_space_of_json_can_be_chosen(http: httpx.Client) -> None:
+    for pattern, form in ((r"[\n\t ]{1,2}", r"\{\s{1,2}.*"), (r"\s?", r".*"), ("", r"\S*"), (r"(?: |\n)*", r".*")):
+        text = text_of(ask(http, structured_outputs={"json": ROW, "whitespace_pattern": pattern}, max_tokens=200))
+        assert re.fullmatch(form, text, re.DOTALL), (pattern, text)
+    assert text_of(ask(http, structured_outputs={"json": ROW, "disable_any_whitespace": True})).startswith('{"a":')
+    for wrong in ("[a-z]*", ".", "5", "[^a]", "\\S", "(", " " * 101):
+        response = ask(http, structured_outputs={"json": ROW, "whitespace_pattern": wrong})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "structured_outputs"), wrong
+
+
+def test_constraints_that_leave_nothing_are_the_request_s_fault(http: httpx.Client) -> None:
+    for path, fields, param in (
+        (TEXT, {"structured_outputs": {"regex": "[a-c]{3,9}"}, "allowed_token_ids": [0]}, "allowed_token_ids"),
+        (CHAT, {"guided_regex": "[a-c]{3,9}", "allowed_token_ids": [0], "n": 3}, "allowed_token_ids"),
+    ):
+        response = ask(http, path, **fields)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+        assert "left" in response.json()["error"]["message"]
+    assert text_of(ask(http, structured_outputs={"choice": ["next"]})) == "next"
+
+
+def test_structured_output_and_a_forced_call_exclude_each_other(http: httpx.Client) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice in (named, "required"):
+        response = ask(http, CHAT, tools=tools, tool_choice=choice, structured_outputs={"regex": "a"})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")

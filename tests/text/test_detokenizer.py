@@ -201,3 +201,16 @@ def test_a_stop_string_completed_within_min_tokens_does_not_count(
 def test_a_stop_string_begun_within_min_tokens_counts_when_it_ends_after() -> None:
     detokenizer = Detokenizer(Pieces([b"a"]), stop=["aa"], min_tokens=2)
     assert run(detokenizer, [[0], [0], [0], [0]]) == Outcome("a", "aa", 3)
+
+
+def test_a_stop_string_that_is_a_hidden_special_token_ends_the_text() -> None:
+    pieces = Pieces([b"a", b"\xc3", b"<|im_start|>", b"<|other|>"], first_special=2)
+    for include, text in ((False, "a"), (True, "a<|im_start|>")):
+        detokenizer = Detokenizer(pieces, stop=["<|im_start|>"], include_stop_str_in_output=include)
+        assert run(detokenizer, [[0, 3], [2, 0]]) == Outcome(text, "<|im_start|>", 3)
+    held = Detokenizer(pieces, stop=["ab", "<|im_start|>"])
+    assert run(held, [[0], [1, 2, 0]]) == Outcome("a\ufffd", "<|im_start|>", 3)
+    too_early = Detokenizer(pieces, stop=["<|im_start|>"], min_tokens=2)
+    assert run(too_early, [[2, 0, 0, 2, 0]]) == Outcome("aa", "<|im_start|>", 4)
+    shown = Detokenizer(pieces, skip_special_tokens=False, stop=["<|im_start|>"])
+    assert run(shown, [[0, 2, 0]]) == Outcome("a", "<|im_start|>", 2)

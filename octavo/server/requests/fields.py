@@ -15,6 +15,7 @@ __all__ = ["HARMLESS", "UNSUPPORTED", "ApiRequest", "Fields"]
 
 HARMLESS = frozenset(
     [
+        "guided_decoding_backend",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_retention",

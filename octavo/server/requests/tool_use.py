@@ -46,10 +46,16 @@ class ToolUse:
     def constrain(self, params: SamplingParams) -> SamplingParams:
         """`params` with the grammar of a forced call: arguments of the named function, or an array of calls.
 
-        It takes the place of a grammar for the content, of which there is none. Raises InvalidRequestError.
+        Raises InvalidRequestError, also where a grammar for the content was asked for: a forced call has no content.
         """
         if self.mode not in ("named", "required"):
             return params
+        if params.structured_outputs is not None:
+            raise InvalidRequestError(
+                "tool_choice forces a call, which leaves no content that structured output could rule. Ask for one of "
+                "the two.",
+                param="tool_choice",
+            )
         try:
             schema = _arguments_schema(self.functions[0]) if self.mode == "named" else self._calls_schema()
             return replace(params, structured_outputs=StructuredOutputs(json=json.dumps(schema)))

@@ -13,7 +13,7 @@ from octavo.server.requests.numbers import Int
 from octavo.server.requests.sampling import SamplingRequest
 from octavo.server.requests.tool_use import ToolUse, choose
 from octavo.server.requests.tools import FunctionName, NamedToolChoice
-from octavo.server.routes.context import Call, check_fields, post
+from octavo.server.routes.context import Call, check_fields, post, warn_of_structure
 from octavo.server.routes.generation import GenerationJob, GenerationResponse
 from octavo.server.served_model import ServedModel
 from octavo.server.text_out.chat import ChatFormat
@@ -95,6 +95,7 @@ async def chat_completions(body: ChatCompletionRequest, call: Call) -> Response:
     for role in model.prompts.dropped_roles(body):
         warning = f"the chat template shows the model no messages of the role {json.dumps(role)}"
         headers.append((b"x-octavo-warning", warning.encode("ascii")))
+    headers += warn_of_structure(params)
     prompt = await model.prompts.of_messages(body, call.size)
     prompt = model.limits.truncated(prompt, body.truncate_prompt_tokens, body.truncation_side, params)
     params = model.limits.with_max_tokens(params, [prompt], is_asked=params.max_tokens is not None)

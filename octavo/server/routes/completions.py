@@ -11,7 +11,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.prompts import Prompt
 from octavo.server.requests.numbers import Int
 from octavo.server.requests.sampling import SamplingRequest
-from octavo.server.routes.context import Call, check_fields, post
+from octavo.server.routes.context import Call, check_fields, post, warn_of_structure
 from octavo.server.routes.generation import GenerationJob, GenerationResponse
 from octavo.server.served_model import ServedModel
 from octavo.server.text_out.completion import TextFormat
@@ -48,6 +48,7 @@ async def completions(body: CompletionRequest, call: Call) -> Response:
     headers = check_fields(body, model)
     model.check_generates()
     params = await model.prompts.with_bad_words(body.sampling_params(model.info.config.runtime.sampling_defaults))
+    headers += warn_of_structure(params)
     prompts = await _prompts(body, model, params)
     token_ids = [prompt.token_ids for prompt in prompts]
     params = model.limits.with_max_tokens(params, token_ids, "max_tokens" in body.model_fields_set)

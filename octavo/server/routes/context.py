@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
 from octavo.errors import InvalidRequestError
+from octavo.sampling_params import SamplingParams
 from octavo.server.body_reader import Resident
 from octavo.server.http.access_log import request_id_of
 from octavo.server.http.errors import model_not_found
@@ -16,8 +17,9 @@ from octavo.server.requests.fields import ApiRequest
 from octavo.server.requests.parsing import parse
 from octavo.server.served_model import ServedModel
 from octavo.server.service import Service, TheService
+from octavo.text.json_schema import unenforced
 
-__all__ = ["Call", "Header", "TheModel", "check_fields", "json_answer", "post"]
+__all__ = ["Call", "Header", "TheModel", "check_fields", "json_answer", "post", "warn_of_structure"]
 
 Header = tuple[bytes, bytes]
 MAX_WARNED_FIELDS = 10
@@ -96,6 +98,13 @@ def check_fields(body: ApiRequest, model: ServedModel) -> list[Header]:
             raise InvalidRequestError(f"Unknown fields, which --strict refuses: {names}.", param=unknown[0][:64])
         headers.append((b"x-octavo-warning", f"unknown fields ignored: {names}".encode("ascii")))
     return headers
+
+
+def warn_of_structure(params: SamplingParams) -> list[Header]:
+    """Headers that name what a schema demands and an answer may break."""
+    schema = params.structured_outputs.json if params.structured_outputs is not None else None
+    names = ", ".join(unenforced(schema if isinstance(schema, str) else None))
+    return [(b"x-octavo-warning", f"not enforced in the answer: {names}".encode("ascii"))] if names else []
 
 
 def json_answer(content: msgspec.Struct, headers: Sequence[Header] = ()) -> Response:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.api.choice import Choice, Piece, merge
 from octavo.api.generation import Generation
 from octavo.core.step import RequestDelta
-from octavo.errors import OctavoError
+from octavo.errors import InvalidRequestError, OctavoError
 from octavo.sampling_params import SamplingParams
 from octavo.server.http.access_log import tell_usage
 from octavo.server.http.errors import ErrorBody, describe
@@ -91,7 +91,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
-        await self._model.check_structure(job.params, job.structure_field or "tools")
+        await self._model.check_structure(job.params, self._structure_field)
         self._choices = [Choice(job.tokens, job.params) for _ in range(len(job.prompts) * job.params.n)]
         generation = self._model.client.generate(job.prompts, job.params, job.priority, job.cache_salt)
         with self._service.answering(), generation:
@@ -158,10 +158,20 @@ class GenerationResponse(Response):
             choice = self._choices[index]
             if choice.is_finished:
                 continue  # a stop string came before this delta
-            pieces.append((index, choice.append(delta)))
+            try:
+                pieces.append((index, choice.append(delta)))
+            except InvalidRequestError as error:
+                if error.param != "structured_outputs":
+                    raise
+                raise InvalidRequestError(error.message, self._structure_field, error.code) from None
             if choice.is_finished:
                 generation.finish(delta.request_id, choice.num_tokens)
         return pieces
+
+    @property
+    def _structure_field(self) -> str:
+        """A forced call asks for structured output, too."""
+        return self._job.structure_field or "tools"
 
     @property
     def _is_finished(self) -> bool:
