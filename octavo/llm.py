@@ -240,7 +240,7 @@ class LLM:
     ) -> list[RequestOutput]:
         params = [one.with_bad_words_encoded(self._encode_plain) for one in params]
         for (_, token_ids), one in zip(prompts, params, strict=True):
-            self.engine.limits.check([token_ids], one)
+            self.engine.limits.check(token_ids, one)
         with self._call() as call:
             requests = [self._add(call, text, ids, one) for (text, ids), one in zip(prompts, params, strict=True)]
             self._finish(call, "Completions", use_tqdm)

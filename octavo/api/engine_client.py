@@ -98,7 +98,7 @@ class EngineClient:
             AddRequest(
                 request_id=first + index * params.n,
                 prompt_token_ids=prompt_token_ids,
-                sampling_params=params,
+                sampling_params=None if index else params,
                 priority=priority,
                 cache_salt=cache_salt,
             )

@@ -23,8 +23,12 @@ class RequestLimits:
     kv_capacity_tokens: int
     """Tokens that the KV pool and its tier hold."""
 
-    def check(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+    def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """Raise InvalidRequestError or ContextLengthError for a request that can never be served."""
+        self.check_all([prompt_token_ids], params)
+
+    def check_all(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+        """The same for several prompts with the same parameters, which are looked at once."""
         params.check_vocabulary(self.vocab_size)
         for prompt_token_ids in prompts:
             self._check_prompt(prompt_token_ids, params)
@@ -135,8 +139,9 @@ class Request:
         assert prompt_token_ids
         assert max_tokens >= 0
         if sampling_params.ignore_eos and sampling_params.structured_outputs is None:
-            stop_token_ids -= eos_token_ids.difference(sampling_params.stop_token_ids)
-        else:
+            if not eos_token_ids.isdisjoint(stop_token_ids):
+                stop_token_ids -= eos_token_ids.difference(sampling_params.stop_token_ids)
+        elif not eos_token_ids <= stop_token_ids:  # else the set, which may be large, is not copied
             stop_token_ids |= eos_token_ids
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids

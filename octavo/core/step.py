@@ -48,7 +48,7 @@ class NewRequest(Struct, frozen=True, gc=False):
     """64-bit key of the request's sampling noise: drawn by the engine where `sampling_params.seed` is None."""
     choice: int = 0
     """Which of the prompt's `n` completions: part of the noise's counter beside the position."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
     """End-of-sequence and stop tokens, kept from being sampled before `min_tokens`."""
     num_candidates: int = 0
     """Of a beam: how many most likely tokens are reported at each position, for others to choose from."""

@@ -225,7 +225,7 @@ class StepPacker:
                 params,
                 request.seed,
                 request.choice,
-                tuple(sorted(request.stop_token_ids)),
+                request.stop_token_ids,
                 self._beams.num_candidates(request.request_id),
             ),
             num_cached_tokens,

@@ -38,7 +38,7 @@ class Extra:
         if params.logit_bias:
             self._bias = (np.array(list(params.logit_bias)), np.array(list(params.logit_bias.values()), np.float32))
         if params.min_tokens and request.stop_token_ids:
-            self._banned = np.array(request.stop_token_ids)
+            self._banned = np.array(sorted(request.stop_token_ids))
         if params.allowed_token_ids is not None:
             self._allowed = np.array(params.allowed_token_ids)
         if params.bad_words_token_ids:

@@ -83,6 +83,7 @@ class LLMEngine:
         self.grammars = grammars or Grammars(_no_compiler)
         self.roof = roof
         self._started: list[int] = []
+        self._latest: tuple[SamplingParams, frozenset[int]] | None = None
         self._in_flight: deque[_Flight] = deque()
 
     def add_request(self, request: AddRequest) -> None:
@@ -90,8 +91,9 @@ class LLMEngine:
         if self.is_pooling:
             raise InvalidRequestError("This engine embeds texts (--runner pooling); it does not generate.")
         params = request.sampling_params
+        assert params is not None, "the loop fills in what was sent once for several"
         limits = self._limits_now()
-        limits.check([request.prompt_token_ids], params)
+        limits.check(request.prompt_token_ids, params)
         structure = params.structured_outputs
         max_tokens = limits.max_tokens(len(request.prompt_token_ids), params)
         request_ids = range(request.request_id, request.request_id + params.n)
@@ -108,7 +110,7 @@ class LLMEngine:
                 params,
                 max_tokens=max_tokens,
                 eos_token_ids=self.eos_token_ids,
-                stop_token_ids=frozenset(params.stop_token_ids),
+                stop_token_ids=self._stop_token_ids(params),
                 seed=self._draw_seed(request_id) if params.seed is None else params.seed,
                 choice=choice,
                 priority=request.priority,
@@ -118,6 +120,14 @@ class LLMEngine:
             completions.append(completion)
         if search is not None:
             self.scheduler.open_beam_search(completions, search, params.logprobs)
+
+    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        """One set for all that were sent together: there may be thousands of these and of ids."""
+        if self._latest is None or self._latest[0] is not params:
+            takes_eos = not params.ignore_eos or params.structured_outputs is not None
+            own = frozenset(params.stop_token_ids)
+            self._latest = params, own | self.eos_token_ids if takes_eos else own
+        return self._latest[1]
 
     def _beam_search(self, params: SamplingParams, max_tokens: int) -> BeamSearch:
         assert params.beam_search is not None

@@ -2,7 +2,10 @@
 
 import math
 import time
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+from msgspec import structs
 
 from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import Fault, RequestDelta
@@ -16,9 +19,14 @@ from octavo.ipc.messages import (
     StepResult,
     ToEngine,
 )
+from octavo.sampling_params import SamplingParams
+
+T = TypeVar("T", AddRequest, AddPooling)
 
 __all__ = ["Channel", "Engine", "EngineLoop"]
 
+TAKE_S = 0.05
+"""How long messages are taken between two steps; the rest waits for the next turn."""
 STATS_S = 0.1
 """How old the counters that the API process has may become while steps are computed."""
 
@@ -47,8 +55,8 @@ class Channel(Protocol):
         """Sleep until a message arrives."""
         ...
 
-    def receive(self) -> list[ToEngine]:
-        """Every message that has arrived."""
+    def receive(self) -> Iterator[ToEngine]:
+        """The messages that have arrived, each as it is asked for."""
         ...
 
     def send(self, message: FromEngine) -> None:
@@ -69,6 +77,7 @@ class EngineLoop:
         self._stats_at = -math.inf  # when counters went last
         self._num_turns = 0
         self._is_idle = False
+        self._params = SamplingParams()  # the latest request's
 
     def progress(self) -> tuple[int, int]:
         """Changes while work is done; for a watcher in another thread."""
@@ -89,8 +98,11 @@ class EngineLoop:
             self._is_idle = False
         deltas: list[RequestDelta] = []
         started: dict[int, float] = {}
+        taken_until = time.monotonic() + TAKE_S
         for message in self._channel.receive():
             self._take(message, deltas)
+            if time.monotonic() > taken_until:
+                break
         if self._engine.has_unfinished_requests:
             now = time.monotonic()  # a step is scheduled before it is waited for
             deltas += self._engine.step()
@@ -101,27 +113,17 @@ class EngineLoop:
     def _take(self, message: ToEngine, deltas: list[RequestDelta]) -> None:
         """Those that the engine refuses end with a delta."""
         match message:
-            case AddRequest() | AddPooling():
-                try:
-                    self._add(message)
-                except InvalidRequestError as error:
-                    num_choices = message.sampling_params.n if isinstance(message, AddRequest) else 1
-                    fault = Fault(error.param, error.code)
-                    deltas += (
-                        RequestDelta(request_id, [], finish_reason="error", error=error.message, fault=fault)
-                        for request_id in range(message.request_id, message.request_id + num_choices)
-                    )
+            case AddRequest():
+                self._params = params = message.sampling_params or self._params
+                whole = structs.replace(message, sampling_params=params)
+                deltas += _refused(self._engine.add_request, whole, params.n)
+            case AddPooling():
+                deltas += _refused(self._engine.add_pooling, message, 1)
             case AbortRequests():
                 for request_id in message.request_ids:
                     self._engine.abort(request_id)
             case FinishRequest():
                 self._engine.finish(message.request_id, message.num_tokens)
-
-    def _add(self, request: AddRequest | AddPooling) -> None:
-        if isinstance(request, AddPooling):
-            self._engine.add_pooling(request)
-        else:
-            self._engine.add_request(request)
 
     def _report(self, deltas: list[RequestDelta], started: dict[int, float]) -> None:
         engine, now = self._engine, time.monotonic()
@@ -131,3 +133,14 @@ class EngineLoop:
             self._channel.send(StepResult(deltas, engine.stats(), started, engine.memory_roof_share))
         elif deltas:
             self._channel.send(StepResult(deltas))
+
+
+def _refused(add: Callable[[T], None], request: T, num_choices: int) -> list[RequestDelta]:
+    """Add a request. Returns the ends of its choices if the engine refuses it."""
+    try:
+        add(request)
+    except InvalidRequestError as error:
+        request_ids = range(request.request_id, request.request_id + num_choices)
+        message, fault = error.message, Fault(error.param, error.code)
+        return [RequestDelta(i, [], finish_reason="error", error=message, fault=fault) for i in request_ids]
+    return []

@@ -31,7 +31,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, kw_only=True):
     request_id: int
     """Of the first; the others' follow."""
     prompt_token_ids: list[int]
-    sampling_params: SamplingParams
+    sampling_params: SamplingParams | None
+    """None: the request's before, which was sent together with this one."""
     priority: int = 0
     cache_salt: str | None = None
 

@@ -4,7 +4,7 @@ Sending never waits: what is queued is bounded by the requests that are open and
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import msgspec
@@ -84,11 +84,9 @@ class EngineSocket:
     def wait(self) -> None:
         self._socket.poll(None, zmq.POLLIN)
 
-    def receive(self) -> list[ToEngine]:
-        messages = []
+    def receive(self) -> Iterator[ToEngine]:
         while _has_message(self._socket):
-            messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
-        return messages
+            yield self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
 
     def send(self, message: FromEngine) -> None:
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)

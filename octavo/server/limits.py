@@ -71,7 +71,7 @@ class Limits:
             most = self._own_max_tokens if params.max_tokens is None else params.max_tokens
             if most is not None:
                 params = replace(params, max_tokens=max(min(most, room), params.min_tokens, 1))
-        limits.check(prompts, params)
+        limits.check_all(prompts, params)
         _check_total(prompts, limits.max_model_len, "prompt")
         return params
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from octavo.api.engine_process import EngineProcess
 from octavo.api.metrics import IDLE, EngineMetrics
 from octavo.core.scheduler_stats import SchedulerStats
 from octavo.core.step import Fault, RequestDelta
-from octavo.engine.loop import STATS_S, EngineLoop
+from octavo.engine.loop import STATS_S, TAKE_S, EngineLoop
 from octavo.errors import EngineDeadError, InvalidRequestError
 from octavo.ipc.messages import AbortRequests, AddRequest, EngineFailed, FinishRequest, FromEngine, StepResult, ToEngine
 from octavo.ipc.sockets import EngineSocket
@@ -36,12 +37,14 @@ class FakeEngine:
     open: list[int] = field(default_factory=list)
     calls: list[tuple[str, int]] = field(default_factory=list)
     num_steps: int = 0
+    params: list[SamplingParams | None] = field(default_factory=list)
     memory_roof_share: float | None = None
 
     def add_request(self, request: AddRequest) -> None:
         if not request.prompt_token_ids:
             raise InvalidRequestError("The prompt is empty.")
         self.open.append(request.request_id)
+        self.params.append(request.sampling_params)
 
     def abort(self, request_id: int) -> None:
         self.calls.append(("abort", request_id))
@@ -78,9 +81,9 @@ class FakeChannel:
     def wait(self) -> None:
         self.num_waits += 1
 
-    def receive(self) -> list[ToEngine]:
-        messages, self.inbox = self.inbox, []
-        return messages
+    def receive(self) -> Iterator[ToEngine]:
+        while self.inbox:
+            yield self.inbox.pop(0)
 
     def send(self, message: FromEngine) -> None:
         self.sent.append(message)
@@ -107,6 +110,29 @@ def test_an_idle_engine_waits_for_a_message() -> None:
     loop.turn()
     assert channel.num_waits == 2
     assert engine.num_steps == 2
+
+
+def test_what_is_sent_at_once_is_taken_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step comes after each part of a crowd's requests, and none is lost."""
+    now = iter(range(1_000_000))
+    monkeypatch.setattr("octavo.engine.loop.time.monotonic", lambda: next(now) * TAKE_S / 8)
+    engine, channel = FakeEngine(), FakeChannel([add(request_id, 5) for request_id in range(40)])
+    loop = EngineLoop(engine, channel)
+    num_open = []
+    while channel.inbox:
+        loop.turn()
+        num_open.append(len(engine.open))
+    assert len(num_open) == engine.num_steps > 3
+    assert engine.open == list(range(40))
+
+
+def test_requests_that_were_sent_together_share_their_parameters() -> None:
+    engine = FakeEngine()
+    params = SamplingParams(logit_bias={5: 1.0})
+    one, other = (AddRequest(request_id=i, prompt_token_ids=[5], sampling_params=params) for i in range(2))
+    channel = FakeChannel([one, structs.replace(other, sampling_params=None), add(2, 5)])
+    EngineLoop(engine, channel).turn()
+    assert [taken is params for taken in engine.params] == [True, True, False]
 
 
 def test_requests_end_between_steps() -> None:
