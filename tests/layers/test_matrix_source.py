@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from octavo.devices.provider import resolve_ops
 
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.model_config import TensorInfo
+from octavo.devices.registry import open_device
 from octavo.errors import ConfigError
 from octavo.kernels.ops import Ops
 from octavo.kernels.quantized import QuantizedForm, QuantizedMatrix
@@ -133,11 +133,11 @@ def context(ops: Ops, dtype: torch.dtype) -> StepContext:
 FORMATS = [("BF16", "none"), ("F32", "none"), ("BF16", "int8"), ("F16", "int4"), ("Q4_1", "gguf"), ("Q6_K", "gguf")]
 
 
-@pytest.mark.parametrize("name", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ["REFERENCE", "CPU"])
 @pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
 def test_two_ranks_make_the_product_of_one(name: str, dtype: str, quantization: str) -> None:
     """By columns bit for bit; by rows up to the order of additions: a rank's half is a sum of its own."""
-    ops = resolve_ops(name)  # type: ignore[arg-type]
+    ops = open_device(name).ops
     files = files_with(dtype)
     for part, seed in (("q", 1), ("k", 2)):
         files.add(f"{part}.weight", dtype, (ROWS, COLUMNS), random_matrix(dtype, (ROWS, COLUMNS), seed))

@@ -7,9 +7,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from octavo.devices.provider import resolve_ops
 
 from octavo import LLM, InvalidRequestError, SamplingParams
+from octavo.devices.registry import open_device
 from octavo.layers.weights import WeightFormat
 from octavo.models.loader import load_model, open_checkpoint
 from tests.checkpoint.gguf_files import TOKEN_TYPES, TOKENS, write_gguf
@@ -32,7 +32,7 @@ def cut_tokenizer(folder: Path) -> int:
 @pytest.mark.parametrize("family", ["llama", "llama-tied-mha", "gemma3"])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_logits_are_of_tokens_alone_and_the_same_bits(family: str, quantization: str, tmp_path: Path) -> None:
-    ops, folder = resolve_ops("cpu"), make_folder(tmp_path, family)
+    ops, folder = open_device("CPU").ops, make_folder(tmp_path, family)
 
     def logits() -> torch.Tensor:
         checkpoint = open_checkpoint(str(folder))
@@ -71,6 +71,6 @@ def test_unused_tokens_at_a_gguf_vocabularys_end_are_padding(tmp_path: Path) -> 
     )
     checkpoint = open_checkpoint(str(path))
     assert (checkpoint.config.vocab_size, checkpoint.config.num_padding_tokens) == (10, 2)
-    model = load_model(checkpoint, resolve_ops("cpu"), WeightFormat(torch.float32, "gguf"), 64)
-    assert sequence_logits(model, resolve_ops("cpu"), checkpoint.config, [3, 4, 5]).shape == (3, 10)
+    model = load_model(checkpoint, open_device("CPU").ops, WeightFormat(torch.float32, "gguf"), 64)
+    assert sequence_logits(model, open_device("CPU").ops, checkpoint.config, [3, 4, 5]).shape == (3, 10)
     assert np.prod(checkpoint.tensors["lm_head.weight"].shape) == 12 * checkpoint.config.hidden_size
