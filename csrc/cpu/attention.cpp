@@ -38,7 +38,7 @@ OCTAVO_INLINE void with_count(int64_t num_rows, const Fn& fn) {
     }
 }
 
-// Fills w.partial for `num_rows` rows and one partition.
+// Fills w.partial for `num_rows` rows of one partition.
 template <class C>
 void attend_partition(const AttentionArgs& a, const C* cache, const AttentionUnit& unit, Work<C>& w,
                       int64_t partition) {
@@ -126,7 +126,7 @@ void attend(const AttentionArgs& a, const C* cache, const AttentionUnit& unit) {
     for (int64_t r = 0; r < unit.num_rows; ++r) write_row(a, unit, r, w.result[r]);
 }
 
-// A unit whose partitions were computed apart: `partition` is their number.
+// Merges a unit whose partitions were computed apart. `partition` is how many there are.
 void merge_partitions(const AttentionArgs& a, const AttentionUnit& unit) {
     const int64_t size = a.cache.head_dim + 2;
     for (int64_t r = 0; r < unit.num_rows; ++r) {

@@ -24,7 +24,7 @@ struct Arithmetic<true> {
     using Factor = int16_t;
     using Sum = IntVec;
 };
-// What elements of a cache are multiplied by, and what the products are added to.
+// The type that elements of a cache are multiplied by, and the type that the products are added to.
 template <class C>
 using Factor = typename Arithmetic<kInteger<C>>::Factor;
 template <class C>
@@ -45,7 +45,7 @@ struct Work {
     int64_t head_dim;
 };
 
-// kPair elements for each lane, as they are multiplied.
+// kPair elements for each lane, in the type that they are multiplied in.
 struct Pair {
     Vec first, second;
 };
@@ -56,7 +56,7 @@ OCTAVO_INLINE Vec load_lanes(const C* p) {
 OCTAVO_INLINE Pair load_lanes(const bf16* p) { return {load_first(p), load_second(p)}; }
 OCTAVO_INLINE IntVec load_lanes(const int8_t* p) { return load_pairs(p); }
 
-// sum plus each lane's elements times as many factors.
+// Returns sum plus the products of each lane's elements with as many factors.
 OCTAVO_INLINE Vec multiply(Vec sum, Vec lanes, const float* factors) { return fma(set1(factors[0]), lanes, sum); }
 OCTAVO_INLINE Vec multiply(Vec sum, Pair lanes, const float* factors) {
     return fma(set1(factors[1]), lanes.second, fma(set1(factors[0]), lanes.first, sum));
@@ -66,7 +66,7 @@ OCTAVO_INLINE IntVec multiply(IntVec sum, IntVec lanes, const int16_t* factors) 
 OCTAVO_INLINE void set_zero(Vec& sum) { sum = set1(0.0f); }
 OCTAVO_INLINE void set_zero(IntVec& sum) { sum = int_set1(0); }
 
-// Scores of R rows from `row` on against the T tiles from `tile` on.
+// Computes the scores of R rows from `row` on against the T tiles from `tile` on.
 template <int R, int T, class C>
 OCTAVO_INLINE void score_tiles(Work<C>& w, int64_t row, int64_t tile) {
     Sum<C> sum[R][T];
@@ -93,7 +93,7 @@ OCTAVO_INLINE void score_tiles(Work<C>& w, int64_t row, int64_t tile) {
     }
 }
 
-// T vectors of one position's elements, which lie kPair apart.
+// Loads T vectors of one position's elements, which lie kPair apart.
 template <int T>
 OCTAVO_INLINE void load_position(const bf16* values, int64_t position, Vec* out) {
     for (int t = 0; t < T; ++t)
@@ -165,8 +165,8 @@ void add_rows(Work<C>& w, int64_t row, int64_t first, int64_t last) {
     for (; d < w.head_dim; d += kLanes) add_values<R, 1>(w, row, d, first, last);
 }
 
-// Weighted values of R rows. Positions that all of them see are added for all at once, the others row by row; integers
-// are added for all, since weights of positions that a row does not see are 0.
+// Adds up the weighted values of R rows. Positions that all of them see are added for all at once, the others row by row.
+// Integers are always added for all, since the weights of positions that a row does not see are 0.
 template <int R, class C>
 void weigh_values(Work<C>& w, int64_t row, const int64_t* first, const int64_t* last) {
     if constexpr (kInteger<C>) {
@@ -199,7 +199,7 @@ OCTAVO_INLINE float to_words(const float* x, int64_t count, int16_t* out) {
     return largest / kLargestWord + reduce_add(poison);
 }
 
-// Takes a row's query, in float32 and already scaled.
+// Takes a row's query, which is float32 and scaled already.
 template <class C>
 OCTAVO_INLINE void set_query(Work<C>& w, int64_t row, const float* query) {
     if constexpr (kInteger<C>) {
@@ -209,7 +209,8 @@ OCTAVO_INLINE void set_query(Work<C>& w, int64_t row, const float* query) {
     }
 }
 
-// The scales of a tile's values at positions [first, last) of the partition, 0 elsewhere: there they may be anything.
+// Loads the scales of a tile's values at positions [first, last) of the partition, and 0 elsewhere, where they may be
+// anything.
 template <class C>
 OCTAVO_INLINE Vec value_scales(const Work<C>& w, int64_t tile, int64_t first, int64_t last) {
     const float* scales = tile_scales(w.value_tile[tile], w.head_dim);
@@ -220,9 +221,9 @@ OCTAVO_INLINE Vec value_scales(const Work<C>& w, int64_t tile, int64_t first, in
     return load(seen);
 }
 
-// Scores -> weights e^(s - max), the maximum and the denominator, over positions [first, last) of the partition. What is
-// multiplied with values includes their scales, and is 0 from `begin` to `first` and from `last` to `end`, which are
-// multiples of 16.
+// Turns the scores of positions [first, last) of the partition into weights e^(s - max), with their maximum and their
+// denominator. What is multiplied with values includes their scales, and is 0 from `begin` to `first` and from `last` to
+// `end`, which are multiples of 16.
 template <class C>
 void softmax_row(Work<C>& w, int64_t row, int64_t first, int64_t last, int64_t begin, int64_t end) {
     float* score = w.score[row];

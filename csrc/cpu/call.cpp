@@ -1,6 +1,7 @@
 #include "call.h"
 
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 namespace nb = nanobind;
@@ -88,18 +89,11 @@ constexpr ScalarType kDTypes[] = {scalar(dtype_code::Float, 32), scalar(dtype_co
 constexpr int kNumActivations = 3, kNumKinds = 5;
 
 std::string text(ScalarType dtype) {
-    const std::string bits = std::to_string(dtype.bits);
-    switch (static_cast<dtype_code>(dtype.code)) {
-        case dtype_code::Int: return "int" + bits;
-        case dtype_code::UInt: return "uint" + bits;
-        case dtype_code::Float: return "float" + bits;
-        case dtype_code::Bfloat: return "bfloat" + bits;
-        case dtype_code::Complex: return "complex" + bits;
-        case dtype_code::Bool: return "bool";
-        case dtype_code::Float8_E4M3FN: return "float8_e4m3fn";
-        case dtype_code::Float8_E5M2: return "float8_e5m2";
-        default: return "DLPack's dtype " + std::to_string(dtype.code);
-    }
+    constexpr const char* kNames[] = {"int", "uint", "float", "handle", "bfloat", "complex"};
+    if (dtype.code < std::size(kNames)) return kNames[dtype.code] + std::to_string(dtype.bits);
+    if (dtype == kDTypes[static_cast<int>(DType::f8)]) return "float8_e4m3fn";
+    if (dtype.code == static_cast<uint8_t>(dtype_code::Bool)) return "bool";
+    return "DLPack's dtype " + std::to_string(dtype.code);
 }
 
 std::string tuple(const std::vector<int64_t>& sizes) {
@@ -180,7 +174,8 @@ void* Call::read_tensor(const char* name, Wanted wanted, Shape shape) {
     const nb::handle object = next();
     if (wanted.or_none && object.is_none()) return nullptr;
     const Tensor tensor(name, object);
-    if (tensor->device.device_type != nb::device::cpu::value) refuse(std::string(name) + " must be in the CPU's memory");
+    if (tensor->device.device_type != nb::device::cpu::value)
+        refuse(std::string(name) + " must be in the CPU's memory");
 
     const Kind* kind = wanted.kind;
     const bool is_any_kind = kind && kind->field && !is_known(kind->field);
@@ -198,7 +193,9 @@ void* Call::read_tensor(const char* name, Wanted wanted, Shape shape) {
         const int64_t known = size_of(size);
         fits &= known >= 0 ? sizes[i] == known : sizes[i] >= size.value;
     }
-    if (!fits) refuse(std::string(name) + " must be contiguous " + text(wanted, shape, sizes, wanted.is_flat ? 1 : tensor->ndim) + ", not " + octavo::text(tensor));
+    if (!fits)
+        refuse(std::string(name) + " must be contiguous " +
+               text(wanted, shape, sizes, wanted.is_flat ? 1 : tensor->ndim) + ", not " + octavo::text(tensor));
 
     if (is_any_kind) {
         *kind->field = kind_of(name, tensor->dtype, false);

@@ -1,5 +1,5 @@
-// A call of an op from Python, taken apart by the op's description: tensors by DLPack, numbers as they are. Whatever does
-// not fit is a ValueError or TypeError that names the argument, what is wanted and what came.
+// A call of an op from Python, taken apart by the op's description: tensors by DLPack, numbers as they are. Whatever
+// does not fit is a ValueError or TypeError that names the argument, what is wanted and what came.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -95,7 +95,8 @@ private:
     static Wanted wanted() {
         if constexpr (std::is_same_v<T, SampleRow>)
             return {.dtype = nanobind::dtype<uint8_t>(), .record_bytes = sizeof(SampleRow)};
-        else return {.dtype = nanobind::dtype<std::remove_const_t<T>>()};
+        else
+            return {.dtype = nanobind::dtype<std::remove_const_t<T>>()};
     }
     template <class T>
     void read(T*& pointer, const char* name, const Wanted& wanted, Shape shape) {
@@ -112,9 +113,7 @@ private:
 
     nanobind::handle next();
     [[noreturn]] void refuse_number(const char* name) const;
-    uint64_t bit(const void* field) const {
-        return uint64_t{1} << ((static_cast<const char*>(field) - fields_) / 4);
-    }
+    uint64_t bit(const void* field) const { return uint64_t{1} << ((static_cast<const char*>(field) - fields_) / 4); }
     bool is_known(const void* field) const { return (known_ & bit(field)) != 0; }
     void learn(const void* field) { known_ |= bit(field); }
 

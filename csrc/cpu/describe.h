@@ -7,8 +7,8 @@
 
 namespace octavo {
 
-// One size of a tensor. A field of the arguments is told by the first tensor that has it, and holds for the others; what
-// is computed from fields holds for this tensor.
+// One size of a tensor. A field of the arguments is told by the first tensor that has it, and holds for the others;
+// what is computed from fields holds for this tensor.
 struct Size {
     Size(int64_t& field, int64_t more = 0) : field(&field), value(more) {}
     Size(int64_t&& value) : field(nullptr), value(value) {}
@@ -58,7 +58,8 @@ struct Ignore {
     void indices(const char*, const int32_t*&, int64_t&, int64_t) {}
     // A tensor of num_requests + 1 indices, from 0 to num_rows and never falling.
     void starts(const char*, const int32_t*&, int64_t&, int64_t&) {}
-    // A matrix that `pack` has laid out, behind its numbers of rows and columns; a quantised one's form comes before them.
+    // A matrix that `pack` has laid out, behind its numbers of rows and columns; a quantised one's form comes before
+    // them.
     void matrix(const char*, const void*&, DType&, int64_t&, int64_t&) {}
     void matrix(const char*, const void*&, QuantizedForm&, int64_t&, int64_t&) {}
     // A tuple (bits, group, zero, has_mins, wide_scales).

@@ -8,7 +8,7 @@ namespace {
 // Elements that a unit of work covers at least: some microseconds.
 constexpr int64_t kGrain = 16384;
 
-// Sixteen partial sums of squares over the row, then the tree.
+// The sum of squares is sixteen partial sums over the row, then the tree.
 template <class In, class Out>
 void norm_row(const RmsNormArgs& a, const In* x, float* residual, Out* out) {
     const int64_t size = a.hidden_size;
@@ -29,7 +29,7 @@ void norm_row(const RmsNormArgs& a, const In* x, float* residual, Out* out) {
     }
 }
 
-// The first n lanes; the others zero.
+// The first n lanes, and zero in the others.
 OCTAVO_INLINE Vec first_lanes(Vec a, int64_t n) {
     if (n >= kLanes) return a;
     float lane[kLanes];
@@ -37,7 +37,7 @@ OCTAVO_INLINE Vec first_lanes(Vec a, int64_t n) {
     return load(lane, n);
 }
 
-// Sixteen partial sums and the tree, for the mean, then for the variance about it.
+// The mean is sixteen partial sums and the tree, and so is the variance about it.
 template <class In, class Out>
 void layer_norm_row(const AddLayerNormArgs& a, const In* x, float* residual, Out* out) {
     const int64_t size = a.hidden_size;
@@ -90,7 +90,7 @@ OCTAVO_INLINE Vec gelu_tanh(Vec x) {
     return times_sigmoid(x, mul(mul(x, set1(0x1.988454p+0f)), cubed));
 }
 
-// act(first half) times second half, row by row.
+// Multiplies act(first half) by the second half, row by row.
 template <class Act>
 void gated(const GatedArgs& a, const Act& act) {
     with_type(a.dtype, a.out, [&](auto* out) {

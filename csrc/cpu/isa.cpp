@@ -32,8 +32,8 @@ namespace {
 
 struct Isa {
     const OpTable* table;
-    bool may_be_chosen;            // unasked: the CPU announces it, and it is not slower than the next
-    bool (*executes)() = nullptr;  // tries it, where that says too little
+    bool may_be_chosen;            // without being named: the CPU announces it, and it is not slower than the next
+    bool (*executes)() = nullptr;  // tries it, where the CPU's announcement says too little
 };
 
 #ifdef OCTAVO_HAVE_avx512
@@ -58,9 +58,9 @@ const OpTable& bf16_table() {
 
 sigjmp_buf after_bf16;
 
-// Hypervisors hide AVX512_BF16 from guests that may move to a CPU without it. It needs no state of its own, so that it
-// executes nevertheless, for whoever asks for it by name. It must round as two multiply-adds do, the second numbers'
-// first: 1 + 1.5 · 2^-24, then + 2^-24, both upwards; any other way of adding gives 1 + 2^-23.
+// Hypervisors hide AVX512_BF16 from guests that may move to a CPU without it. It needs no state of its own, so it
+// executes nevertheless, and may be chosen by name. It must round as two multiply-adds do, the second numbers' first:
+// 1 + 1.5 · 2^-24, then + 2^-24, both upwards. Any other way of adding gives 1 + 2^-23.
 bool executes_bf16() {
     static const bool result = [] {
         if (!has_vnni()) return false;
@@ -84,7 +84,7 @@ bool executes_bf16() {
     return result;
 }
 
-// 7168 times the instruction, in chains enough to fill the pipes.
+// The instruction 7168 times, in enough chains to fill the pipes.
 #define OCTAVO_CHAINS(instruction)                                                                                    \
     asm volatile(".irp r, 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15; vxorps %%xmm\\r, %%xmm\\r, %%xmm\\r; .endr\n"         \
                  "mov $512, %%ecx\n"                                                                                  \
@@ -104,9 +104,9 @@ double least_seconds(const Fn& fn) {
     return least;
 }
 
-// A dot product does the work of two multiply-adds and spares their operands' unpacking. Some CPUs take as long for it
-// as for one, others (Intel's, with AMX for such work) four times as long. Its bits are the same, so that results do not
-// depend on what is found here.
+// A dot product does the work of two multiply-adds and spares the unpacking of their operands. Some CPUs take as long
+// for it as for one multiply-add; others (Intel's, which have AMX for such work) take four times as long. The bits are
+// the same, so results do not depend on what is measured here.
 bool bf16_is_fast() {
     const double dots = least_seconds([] { OCTAVO_CHAINS("vdpbf16ps"); });
     return dots < 2.0 * least_seconds([] { OCTAVO_CHAINS("vfmadd231ps"); });

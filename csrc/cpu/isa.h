@@ -8,7 +8,7 @@
 
 namespace octavo {
 
-// Those that this CPU executes, among them such as it does not announce, and would not gain by.
+// The instruction sets that this CPU executes. Some of them it does not announce, or would not gain by.
 std::vector<std::string> supported_isas();
 
 // Chooses by name; throws std::invalid_argument where this build or this CPU lacks it.

@@ -43,13 +43,13 @@ OCTAVO_INLINE float* tile_scales(C* tile, int64_t head_dim) {
     return static_cast<float*>(static_cast<void*>(tile + kLanes * head_dim));
 }
 
-// A head's first tile of keys in a block; its values follow, `block_size / 16` tiles further.
+// Where a head's first tile of keys lies in a block. The values follow `block_size / 16` tiles further.
 template <class C>
 OCTAVO_INLINE C* key_tiles(const KVCache& cache, C* data, int64_t block, int64_t head) {
     return data + (block * cache.num_kv_heads + head) * 2 * (cache.block_size / kLanes) * tile_size<C>(cache.head_dim);
 }
 
-// fn(pointer of the cache's element type).
+// Calls fn with a pointer of the cache's element type.
 template <class Fn>
 OCTAVO_INLINE void with_cache_type(const KVCache& cache, const Fn& fn) {
     if (cache.dtype == DType::int8) return fn(static_cast<int8_t*>(cache.data));

@@ -13,7 +13,7 @@ namespace {
 
 // Rows of x that stay in the cache while the panels pass by.
 constexpr int64_t kRowBlock = 8 * kTileRows;
-// How far ahead of use a panel is fetched: the hardware gives up at the end of a page. Worth 10 to 15 % at few rows.
+// How far ahead of its use a panel is fetched: the hardware stops at the end of a page. Gains 10 to 15 % at few rows.
 constexpr int64_t kPrefetchBytes = 1024;
 
 template <class W>
@@ -137,7 +137,7 @@ void tiles(const LinearArgs& a, const W* packed, const X* x, int64_t row, int64_
     for (; num_panels > 0; ++panel, --num_panels) tile<R, 1>(a, packed, x, row, panel);
 }
 
-// num_rows of at most R rows.
+// The same for num_rows rows, at most R.
 template <int R, class W, class X>
 OCTAVO_INLINE void some_rows(const LinearArgs& a, const W* packed, const X* x, int64_t row, int64_t num_rows,
                              int64_t panel, int64_t num_panels) {

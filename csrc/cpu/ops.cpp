@@ -86,7 +86,7 @@ int64_t packed_quantized_bytes(int64_t num_rows, int64_t num_cols, const Quantiz
 
 namespace {
 
-// Weights are streamed whole for every step: huge pages spare the address translation. Best effort.
+// Every step streams the weights whole, and huge pages spare the address translation. Failure is harmless.
 void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t num_bytes) {
 #ifdef __linux__
     constexpr uintptr_t kHuge = uintptr_t{1} << 21;

@@ -1,8 +1,8 @@
 // The ops as plain functions over pointers and sizes, and the table that an instruction set fills in.
 //
 // An op is a struct of arguments, whose `describe` says once what each of them is, and a line in a list below. Visitors
-// read the description (describe.h): call.h takes a call from Python apart by it, replay.h scales counts by it and checks
-// indices. The order in `describe` is that of the arguments in Python.
+// read the description (describe.h): call.h takes a call from Python apart by it, replay.h scales counts by it and
+// checks indices. The order in `describe` is that of the arguments in Python.
 //
 // Kernel files of different instruction sets may all include this, for nothing here has a body that they would compile:
 // `describe` is a template, which only other files call.
@@ -15,11 +15,11 @@ namespace octavo {
 
 enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, f8 = 4 };
 
-// Columns of the weight matrix in one packed panel; positions in one tile of keys. One vector of floats.
+// Columns of the weight matrix in one packed panel, and positions in one tile of keys: one vector of floats.
 constexpr int64_t kLanes = 16;
 // Most rows of x in one register tile of `linear`.
 constexpr int64_t kMaxTileRows = 8;
-// Likewise where activations are quantised.
+// Most rows of a register tile where activations are quantised.
 constexpr int64_t kMaxInt8Rows = 6;
 constexpr int64_t kMaxHeadDim = 256;
 // Rows (query heads of one key-value head) that one unit of attention works on.
@@ -197,8 +197,10 @@ struct RmsNormArgs {
     void describe(Visitor& v) {
         v.rows(num_tokens);
         v.optional("residual", residual, {num_tokens, hidden_size});
-        if (residual) v.tensor("x", x, x_dtype, {num_tokens, hidden_size});
-        else v.tensor("x", x, DType::f32, {num_tokens, hidden_size});
+        if (residual)
+            v.tensor("x", x, x_dtype, {num_tokens, hidden_size});
+        else
+            v.tensor("x", x, DType::f32, {num_tokens, hidden_size});
         v.tensor("weight", weight, {hidden_size});
         v.number("eps", eps);
         v.tensor("out", out, out_dtype, {num_tokens, hidden_size});

@@ -16,9 +16,9 @@ constexpr int64_t kRowBlock = kInt8Rows * ((64 + kInt8Rows - 1) / kInt8Rows);
 // Panels of a unit of work.
 constexpr int64_t kUnitPanels = 2;
 static_assert(kUnitPanels % kInt8Panels == 0);
-// As in linear.cpp, for few rows.
+// The same distance as in linear.cpp, for few rows.
 constexpr int64_t kPrefetchBytes = 1024;
-// From so many rows on unpacking pays, of so many blocks of K at a time.
+// From how many rows on unpacking pays, and how many blocks of K are unpacked at a time.
 constexpr int64_t kManyRows = 4 * kInt8Rows, kChunkBlocks = 18;
 
 #if defined(OCTAVO_ISA_avx512) && !defined(OCTAVO_ISA_avx512vnni)
@@ -95,7 +95,7 @@ void embed(const EmbeddingQuantizedArgs& a, int64_t token) {
 constexpr float kShift = 0x1.8p23f;
 static_assert(kQuantBlock * 255 * 127 < 1 << 22);
 
-// Scale: the largest magnitude becomes 127. A block with a NaN, an infinity or what is nearly one (beyond 2^110) gets a
+// The scale makes the largest magnitude 127. A block with a NaN, an infinity or what is nearly one (beyond 2^110) gets a
 // NaN for a scale, and so do all outputs of its row.
 template <class T>
 OCTAVO_INLINE void quantize_block(const T* x, int64_t count, const QuantizedForm& form, QuantizedInput& out) {
@@ -185,7 +185,7 @@ OCTAVO_INLINE void add_blocks(Vec (&sum)[R][P], const QuantizedInput* x, const u
     }
 }
 
-// fn(R, row) for tiles of R rows that make up [row, last).
+// Calls fn(R, row) for tiles of R rows that make up [row, last).
 template <int R, class Fn>
 OCTAVO_INLINE int64_t tiles_of(int64_t row, int64_t last, const Fn& fn) {
     if constexpr (R <= kInt8Rows)
@@ -200,7 +200,7 @@ OCTAVO_INLINE void row_tiles(int64_t row, int64_t last, const Fn& fn) {
     tiles_of<1>(row, last, fn);
 }
 
-// Rows [first, last) times P panels, from where they lie.
+// Multiplies rows [first, last) by P panels, read from where they lie.
 template <int P, class F>
 void few_rows(const LinearQuantizedArgs& a, int64_t first, int64_t last, int64_t panel) {
     const int64_t num_blocks = quant_blocks(a.num_cols), stride = num_blocks * F::kBlockBytes;
@@ -220,8 +220,8 @@ void few_rows(const LinearQuantizedArgs& a, int64_t first, int64_t last, int64_t
     });
 }
 
-// Rows [first, last) times P panels, unpacked once for all rows: a chunk of K at a time, that stays in the nearest
-// cache while the rows pass by.
+// Multiplies rows [first, last) by P panels that are unpacked once for all rows: a chunk of K at a time, which stays in
+// the nearest cache while the rows pass by.
 template <int P, class F>
 void many_rows(const LinearQuantizedArgs& a, int64_t first, int64_t last, int64_t panel) {
     using U = typename F::Unpacked;

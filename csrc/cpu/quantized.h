@@ -55,7 +55,7 @@ OCTAVO_INLINE void unpack_block(const uint8_t* block, uint8_t* out) {
     for (int i = 0; i < F::kNumScales; ++i) store(scales + i * kLanes, load(scales_of<F>(block, i)));
 }
 
-// fn(a Form), for the forms there are.
+// Calls fn with the Form for `form`.
 template <int kBits, int kGroup, class Scale, class Fn>
 OCTAVO_INLINE void with_mins(const QuantizedForm& form, const Fn& fn) {
     form.has_mins ? fn(Form<kBits, kGroup, true, Scale>{}) : fn(Form<kBits, kGroup, false, Scale>{});

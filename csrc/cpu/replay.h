@@ -3,10 +3,11 @@
 //
 //   record:  op(args)  ->  Entry: a copy of args, made for `most` rows and requests
 //            indices   ->  Check, unless an equal one is there already
-//   replay:  all checks for this step's counts, then all entries in order: args, with every count scaled down, to the op
+//   replay:  all checks for this step's counts, then all entries in order: the op with args whose counts are scaled
 //
-// Only counts differ between replays. Addresses are stored as they were: whoever records keeps that memory alive, writes
-// the inputs of the next step into it, and finds the results in it (devices/cpu/replay.py has the arena for them).
+// Only counts differ between replays. Addresses are stored as they were: whoever records keeps that memory alive,
+// writes the inputs of the next step into it, and finds the results in it (devices/cpu/replay.py has the arena for
+// them).
 #pragma once
 
 #include <functional>
@@ -96,7 +97,8 @@ private:
     StepSize most_, now_;
 };
 
-// Throws std::logic_error for a count that `Resize` could not scale: one that is no multiple of what a recording is for.
+// Throws std::logic_error for a count that `Resize` could not scale: one that is no multiple of what a recording is
+// for.
 class RequireMultiples : public Ignore {
 public:
     explicit RequireMultiples(StepSize most) : most_(most) {}
@@ -108,8 +110,8 @@ private:
     StepSize most_;
 };
 
-// Invariants: between begin() and end() ops that this thread calls are added, not run. Every count in an entry or a check
-// is a multiple of `most`, for which it was recorded, and is scaled down from there.
+// Invariants: between begin() and end() ops that this thread calls are added, not run. Every count in an entry or a
+// check is a multiple of `most`, for which it was recorded, and is scaled down from there.
 class Recording {
 public:
     using Op = std::function<void(OpScope&, const Recording&, StepSize)>;
@@ -133,9 +135,9 @@ public:
         const Recording* recording;
         StepSize size;
     };
-    // Replays one recording after the other. Throws std::out_of_range, before any op runs, for more than was recorded and
-    // for an index that leads outside its tensor. While an op runs, waiting threads fetch the matrix of the next that has
-    // one, across the recordings.
+    // Replays one recording after the other. Throws std::out_of_range, before any op runs, for more than was recorded
+    // and for an index that leads outside its tensor. While an op runs, waiting threads fetch the matrix of the next
+    // that has one, across the recordings.
     static void replay(const std::vector<Run>& runs);
 
     // `args` for `size` rows and requests.

@@ -6,7 +6,7 @@ namespace octavo::OCTAVO_ISA {
 
 namespace {
 
-// dims [d, d + 16) and [d + head_dim / 2, …) of a head, rotated.
+// Rotates dims [d, d + 16) and [d + head_dim / 2, …) of a head.
 struct Rotated {
     Vec first, second;
 };

@@ -24,7 +24,7 @@ OCTAVO_INLINE int64_t num_blocks(int64_t num_cols) {
     return (num_items<X>(num_cols) + kLanes - 1) / kLanes;
 }
 
-// Sixteen items of a row that has num_cols columns left, zeros behind them.
+// Loads sixteen items of a row that has num_cols columns left, and zeros behind them.
 template <class T>
 OCTAVO_INLINE void put_items(float* out, const T* x, int64_t num_cols) {
     store(out, load(x, num_cols));
@@ -60,7 +60,7 @@ static_assert(kLargestPanels % kTilePanels == 0 && kLargestPanels % kNarrowPanel
               kLargestPanels % kInt8Panels == 0);
 OCTAVO_INLINE int64_t unit_panels(const LinearArgs& a, int64_t usual) { return a.draws ? kLargestPanels : usual; }
 
-// Sums as write_sums has them, into `Largest` of their rows.
+// Folds sums, which are as write_sums has them, into the `Largest` of their rows.
 static __attribute__((noinline)) void keep_largest(const LinearArgs& a, const Vec* sums, int num_rows, int num_panels,
                                                    int64_t row, int64_t panel) {
     for (int r = 0; r < num_rows; ++r) {
@@ -87,7 +87,7 @@ static __attribute__((noinline)) void keep_largest(const LinearArgs& a, const Ve
     }
 }
 
-// Draws the first of the largest outputs of each row.
+// Draws for each row the first of its largest outputs.
 OCTAVO_INLINE void draw_largest(const LinearArgs& a) {
     const int64_t num_panels = (a.num_rows + kLanes - 1) / kLanes;
     const int64_t num_units = (num_panels + kLargestPanels - 1) / kLargestPanels;
@@ -109,7 +109,7 @@ OCTAVO_INLINE void draw_largest(const LinearArgs& a) {
     });
 }
 
-// The sums of some rows over some panels, [num_rows][num_panels], into the output.
+// Writes the sums of some rows over some panels, [num_rows][num_panels], to the output.
 static __attribute__((noinline)) void write_sums(const LinearArgs& a, const Vec* sums, int num_rows, int num_panels,
                                                  int64_t row, int64_t panel) {
     if (a.draws) return keep_largest(a, sums, num_rows, num_panels, row, panel);

@@ -15,7 +15,14 @@
 #endif
 
 #if defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
+// gcc 12 warns of its own intrinsics, some of which begin with a register left as it is.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #elif defined(OCTAVO_ISA_neon)
 #include <arm_neon.h>
 #endif
@@ -86,7 +93,7 @@ OCTAVO_INLINE float reduce_max_bits(__m256i a) {
 #include "simd_scalar.h"
 #endif
 
-// To the nearest, ties to even. Written for any instruction set, since it is needed once a key only.
+// Rounds to the nearest, ties to even. It serves every instruction set, since it is needed once a key only.
 OCTAVO_INLINE void store(f8* p, Vec a) {
     float lane[kLanes];
     store(lane, a);
@@ -148,7 +155,7 @@ OCTAVO_INLINE Vec exp(Vec x) {
     return mul(mul(p, pow2(half_shifted)), pow2(rest_shifted));
 }
 
-// As exp, for x up to 0: one step reaches the end, where what is left is flushed to 0.
+// The same as exp, for x up to 0: one step reaches the end, where what is left is flushed to 0.
 OCTAVO_INLINE Vec exp_nonpositive(Vec x) {
     const Vec shift = set1(0x1.8p23f);
     x = max(set1(-88.0f), x);  // 2^-127 is 0 in `pow2`
@@ -156,14 +163,14 @@ OCTAVO_INLINE Vec exp_nonpositive(Vec x) {
     return mul(exp_polynomial(x, sub(shifted, shift)), pow2(shifted));
 }
 
-// fn(unit) for each unit in [0, num_units), on the pool.
+// Calls fn(unit) for each unit in [0, num_units), on the pool.
 template <class Fn>
 OCTAVO_INLINE void parallel(int64_t num_units, const Fn& fn) {
     parallel_for(
         num_units, [](const void* context, int64_t unit) noexcept { (*static_cast<const Fn*>(context))(unit); }, &fn);
 }
 
-// fn(first, last) over ranges of [0, count) of at least `grain`.
+// Calls fn(first, last) for ranges that make up [0, count), each of at least `grain`.
 template <class Fn>
 OCTAVO_INLINE void parallel_ranges(int64_t count, int64_t grain, const Fn& fn) {
     grain = grain < 1 ? 1 : grain;
@@ -173,7 +180,7 @@ OCTAVO_INLINE void parallel_ranges(int64_t count, int64_t grain, const Fn& fn) {
     });
 }
 
-// fn(pointer of the dtype's element type).
+// Calls fn with a pointer of the dtype's element type.
 template <class Fn>
 OCTAVO_INLINE void with_type(DType dtype, const void* p, const Fn& fn) {
     if (dtype == DType::f32) return fn(static_cast<const float*>(p));

@@ -22,8 +22,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a thread spins before it sleeps: at least as long as between two ops; as long as between two steps, which is
-// dear to sleep through where a wake-up is an interrupt of another virtual CPU, but no more than a share of its work.
+// How long a thread spins before it sleeps. The least is longer than the time between two ops of a step. The most is
+// about the time between two steps: waking up is dear where it takes an interrupt of another virtual CPU. Beyond the
+// least, a thread may spin for one part in kWorkPerSpin of the time that it has worked, so that an idle engine uses no
+// CPU time.
 constexpr std::chrono::nanoseconds kLeastSpin = std::chrono::microseconds(60), kMostSpin = std::chrono::milliseconds(1);
 constexpr int kWorkPerSpin = 8;
 
@@ -55,13 +57,13 @@ uint64_t enter_fp_mode() { return 0; }
 void restore_fp_mode(uint64_t) {}
 #endif
 
-// Where a waiting thread fetches what it will read next.
+// Asks for the cache lines that a waiting thread will read next: weights of the op that comes.
 class Fetcher {
 public:
-    // `num_bytes` from here on, of which the thread fetches no more than its cache has room for.
+    // There are `num_bytes` from `data` on; the thread fetches no more of them than its cache has room for.
     Fetcher(const char* data, int64_t num_bytes) : next_(data), end_(data + std::min(num_bytes, kMostBytes)) {}
 
-    // Some lines more; false when all have been asked for.
+    // Asks for some more lines. Returns false when all have been asked for.
     bool fetch() {
         if (next_ >= end_) return false;
         for (int i = 0; i < 8; ++i) __builtin_prefetch(next_ + i * 64, 0, 2);
@@ -74,15 +76,25 @@ private:
     const char *next_, *end_;
 };
 
-// How one thread waits. Invariant: an eighth of the time since `work_start_`, kMostSpin at most, is what it may spin now
-// beyond kLeastSpin. What it spins is taken off, and there are no debts: a time of short waits does not forbid long ones.
+// How one thread waits: it spins at first, then it sleeps.
+//
+// What it may spin is earned by work. The account is a point in time, `work_start_`: an eighth (1 / kWorkPerSpin) of
+// the time since then may be spent on spinning, at least kLeastSpin and at most kMostSpin.
+//
+//     work_start_                 wait() begins
+//     |---------------------------|---------- spins ----------|   sleeps ...
+//                8 parts                 at most 1 part
+//
+// A wait that ends while the thread spins moves `work_start_` forwards by nine times what it took: that time was no
+// work, and eight times as much work has paid for it. `work_start_` never passes the present, so there are no debts:
+// many short waits between ops do not forbid the long one between steps. A thread that has slept starts with nothing.
 class Waiter {
 public:
-    // Spins on `done`, fetching meanwhile, then hands over to `sleep`.
+    // Spins until `done` is true and fetches meanwhile. After its time it calls `sleep`, which may return early.
     template <class Done, class Sleep>
     void wait(Done done, Fetcher fetcher, Sleep sleep) {
         const auto start = Clock::now();
-        work_start_ = std::max(work_start_, start - kWorkPerSpin * kMostSpin);
+        work_start_ = std::max(work_start_, start - kWorkPerSpin * kMostSpin);  // more than kMostSpin is not saved up
         const auto most = std::max((start - work_start_) / kWorkPerSpin, kLeastSpin);
         auto now = start;
         do {
@@ -103,10 +115,26 @@ private:
     Clock::time_point work_start_ = Clock::now();
 };
 
-// A job is published by one store to `ticket_`: (serial number << 32 | units not yet claimed). A thread claims units
-// by lowering the count with a compare-and-swap, which fails if another job has been published in between; so what it
-// read of the job before is what belongs to the units, and a thread that sleeps through a job is never waited for.
-// It claims many while many are left, so that it reads memory in long runs, and one at a time in the end.
+// A job is `fn` called for each unit in [0, num_units). One number publishes it and hands its units out:
+//
+//     ticket_ = serial number of the job << 32 | units that nobody has claimed yet
+//
+//     run():   fn_, context_, num_units_, num_done_ = 0      relaxed stores, ordered before
+//              ticket_ = (serial, num_units)                 the release store that publishes them
+//              serial_ = serial, notify                      which wakes the threads that sleep
+//     work():  read ticket_ (acquire), then fn_, context_, num_units_
+//              compare-and-swap ticket_ -> ticket_ - claimed     (tried again if it fails)
+//              fn(context, unit) for the claimed units
+//              num_done_ += units done by this thread, notify
+//     run():   claims units like all others, then waits until num_done_ = num_units
+//
+// Why a late thread does no harm: a thread may sleep through a job, or read the ticket of one job and be suspended
+// until the next. If another job has been published meanwhile, its compare-and-swap fails, because the serial number in
+// the ticket has changed. If it succeeds, the job has not changed since the ticket was read, for a job ends only when
+// all its units are done, and these were not claimed. So what the thread read of fn_ and context_ belongs to its units,
+// and run() waits for units, never for threads.
+//
+// A thread claims many units while many are left, so that it reads memory in long runs, and one at a time in the end.
 class ThreadPool {
 public:
     std::mutex& mutex() { return mutex_; }
@@ -126,6 +154,7 @@ public:
         for (int i = 1; i < n; ++i) workers_.emplace_back([this, i, seen = serial_.load()] { loop(i, seen); });
     }
 
+    // Only one job at a time: the caller holds an OpScope.
     void run(int64_t num_units, void (*fn)(const void*, int64_t) noexcept, const void* context) noexcept {
         if (num_units <= 1 || workers_.empty()) {
             for (int64_t unit = 0; unit < num_units; ++unit) {
@@ -146,6 +175,7 @@ public:
         const auto all_done = [&] {
             return num_done_.load(std::memory_order_acquire) == static_cast<uint32_t>(num_units);
         };
+        // The caller claims first when the next job begins, so it fetches from the beginning of what comes.
         waiter_.wait(all_done, fetcher(0.0), [&] {
             const uint32_t num_done = num_done_.load(std::memory_order_acquire);
             if (num_done != static_cast<uint32_t>(num_units)) num_done_.wait(num_done);
@@ -170,7 +200,7 @@ public:
     }
 
 private:
-    // From where the thread's first claim is likely to begin, a share of the whole.
+    // Of what `read_ahead` has named, the part from `start` on, a share of the whole.
     Fetcher fetcher(double start) const {
         const int64_t num_bytes = ahead_bytes_.load(std::memory_order_relaxed);
         const auto skipped = static_cast<int64_t>(start * static_cast<double>(num_bytes));
@@ -180,7 +210,9 @@ private:
     void loop(int index, uint32_t seen) noexcept {
         enter_fp_mode();
         Waiter waiter;
-        const double start = 1.0 - std::pow(1.0 - 0.5 / num_threads_, index);  // threads claim in turn
+        // Where this thread's first claim is likely to begin: each claim takes 1 / (2 num_threads) of what is left, and
+        // `index` threads claim before it.
+        const double start = 1.0 - std::pow(1.0 - 0.5 / num_threads_, index);
         while (true) {
             waiter.wait([&] { return serial_.load(std::memory_order_acquire) != seen; }, fetcher(start),
                         [&] { serial_.wait(seen); });
@@ -215,7 +247,7 @@ private:
 
     std::mutex mutex_;
     std::vector<std::thread> workers_;
-    Waiter waiter_;  // of the caller
+    Waiter waiter_;  // the caller's
     int num_threads_ = 1;
     void* workspace_ = nullptr;
     size_t workspace_bytes_ = 0;

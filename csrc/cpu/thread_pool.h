@@ -1,4 +1,5 @@
-// The persistent pool that every op runs on, and the state that one op at a time owns: pool, FP mode, scratch memory.
+// The persistent pool of threads that every op runs on, and OpScope, what one op at a time owns: the pool, the
+// floating-point mode and scratch memory.
 #pragma once
 
 #include <stddef.h>
@@ -6,20 +7,22 @@
 
 namespace octavo {
 
-// Calls fn(context, unit) for each unit in [0, num_units), on any thread, in any order; returns when all are done.
-// Only inside an OpScope, and never from within fn.
+// Calls fn(context, unit) for each unit in [0, num_units), on any thread and in any order. Returns when all are done.
+// It may be called inside an OpScope only, and never from within fn.
 void parallel_for(int64_t num_units, void (*fn)(const void* context, int64_t unit) noexcept,
                   const void* context) noexcept;
 
+// How many threads share an op's units, the caller included.
 int num_threads();
 
 // A number that changes whenever a thread claims units, readable from any thread at any time.
 uint64_t progress();
 
-// Starts or ends pool threads, so that n threads (the caller included; 1 at first) share the units. Throws on n < 1.
+// Starts or ends threads of the pool, so that n threads share the units, the caller included. It is 1 at first. Throws
+// std::invalid_argument for n < 1.
 void set_num_threads(int n);
 
-// Held while an op runs: other threads wait, denormals are flushed as in the pool's threads.
+// Held while an op runs. Other threads that call ops wait; denormals are flushed, as in the pool's threads.
 class OpScope {
 public:
     OpScope();
@@ -27,10 +30,12 @@ public:
     OpScope(const OpScope&) = delete;
     OpScope& operator=(const OpScope&) = delete;
 
-    // Names memory that a later op reads in order of its units: threads that wait may fetch their parts of it.
+    // Names memory that a later op reads in the order of its units, so that waiting threads may fetch their parts of
+    // it.
     void read_ahead(const void* data, int64_t num_bytes) noexcept;
 
-    // 64-byte aligned scratch memory, valid until the next call or the end of the scope; contents are left over.
+    // Scratch memory, aligned to 64 bytes, with whatever was left in it. It is valid until the next call of this or the
+    // end of the scope.
     void* workspace(size_t num_bytes);
 
 private:

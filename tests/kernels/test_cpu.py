@@ -13,7 +13,7 @@ from octavo.devices.cpu.device import CpuDevice
 from octavo.devices.cpu.ops import CpuOps
 from octavo.devices.registry import open_device
 from octavo.kernels.ops import Ops
-from octavo.kernels.testing import KVInputs
+from tests.kernels.expected import KVInputs
 
 
 def run_python(code: str, **environment: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from octavo.devices.cpu import ops as cpu
 from octavo.devices.cpu.ops import CpuOps
 from octavo.kernels.quantized import QuantizedForm
-from octavo.kernels.testing import KVInputs, random_quantized
+from tests.kernels.expected import KVInputs, random_quantized
 
 FORMS = [
     QuantizedForm(4, 32, 8, False, torch.float16),

@@ -8,7 +8,7 @@ import torch
 from octavo.devices.cpu.ops import CpuOps
 from octavo.kernels.ops import Ops
 from octavo.kernels.quantized import QuantizedForm
-from octavo.kernels.testing import (
+from tests.kernels.expected import (
     Expected,
     KVInputs,
     assert_within,

@@ -8,7 +8,7 @@ import torch
 from octavo.devices.cpu.ops import CpuOps
 from octavo.devices.cpu.replay import Arena, Replay, record, run_replays
 from octavo.kernels.ops import Ops
-from octavo.kernels.testing import KVInputs
+from tests.kernels.expected import KVInputs
 
 MOST = 40
 NOT_OPS = {"place", "pack", "pack_quantized", "kv_cache_shape"}

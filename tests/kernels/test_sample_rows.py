@@ -10,7 +10,7 @@ from octavo.devices.cpu.ops import CpuOps
 from octavo.kernels.ops import Ops
 from octavo.kernels.quantized import QuantizedForm
 from octavo.kernels.sampling import GOOD, NOT_FINITE, NOTHING_LEFT, SampleRows, make_draws, mask_bytes, rows_of
-from octavo.kernels.testing import random_quantized
+from tests.kernels.expected import random_quantized
 
 VOCAB = 2500  # neither a multiple of a vector's lanes, nor of a mask's byte, nor of a block
 FILTERS = [(-1, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.05), (40, 0.8, 0.01), (0, 0.999999, 0.0)]
