@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 from octavo.api.engine_process import ENGINE_COMMAND, EngineProcess
 from octavo.options import EngineConfig
@@ -32,18 +32,21 @@ def serve(
     _raise_file_limit()
     host, port = server_config.host, server_config.port
     try:
-        listener = _listen(host, port)
+        listeners = _listen(host, port)
     except (OSError, UnicodeError) as error:
         number = getattr(error, "errno", None) or 0
         why = os.strerror(number) if number > 0 else error
         print(f"octavo: can't listen on {host}, port {port}: {why}. Choose another --port or --host.", file=sys.stderr)
         return 1
-    print(f"octavo: listening on {url_of(listener, server_config)}, starting {engine_config.model}", flush=True)
+    print(f"octavo: listening on {url_of(listeners[0], server_config)}, starting {engine_config.model}", flush=True)
     try:
-        with listener, closing(EngineProcess(engine_config, engine_command)) as process:
+        with ExitStack() as stack:
+            for listener in listeners:
+                stack.enter_context(listener)
+            process = stack.enter_context(closing(EngineProcess(engine_config, engine_command)))
             from octavo.server.lifecycle import run
 
-            return run(engine_config, server_config, process, listener, started_at)
+            return run(engine_config, server_config, process, listeners, started_at)
     except KeyboardInterrupt:  # before the signal handlers were in place
         return 130
 
@@ -63,7 +66,20 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Bound and listening: early connections wait, and a second server fails before it loads anything."""
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """Bound and listening: early connections wait, and a second server fails before it loads anything.
+
+    `localhost` is both loopback addresses, on the same port (RFC 6761), whatever the machine's table of hosts says.
+    """
+    if host == "localhost":
+        first = _bind("127.0.0.1", port)
+        with suppress(OSError):  # no IPv6 here, or the port is another's there
+            return [first, _bind("::1", first.getsockname()[1])]
+        return [first]
+    return [_bind(host.removeprefix("[").removesuffix("]") if ":" in host else host, port)]
+
+
+def _bind(host: str, port: int) -> socket.socket:
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    is_all = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=is_all)

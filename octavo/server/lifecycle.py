@@ -43,7 +43,6 @@ DEAD_S = 2.0
 """How long `/health` tells of a dead engine, so that a balancer hears of it."""
 FLUSH_S = 5.0
 """How long clients get to read the error that a dead engine left them with."""
-KEEP_ALIVE_S = 30
 MAX_HEADER_BYTES = 64 << 10
 MAX_QUEUED_TOKENS = 1_000_000
 """Prompt tokens that may wait for the engine."""
@@ -55,7 +54,7 @@ def run(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     process: EngineProcess,
-    listener: socket.socket,
+    listeners: list[socket.socket],
     started_at: float,
 ) -> int:
     """Serve until the end; returns the exit status. `started_at` is on the clock of `time.perf_counter`."""
@@ -63,7 +62,7 @@ def run(
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Server(engine_config, server_config, process, listener, started_at).live())
+        return runner.run(_Server(engine_config, server_config, process, listeners, started_at).live())
 
 
 class _Signals:
@@ -93,13 +92,13 @@ class _Server:
         engine_config: EngineConfig,
         server_config: ServerConfig,
         process: EngineProcess,
-        listener: socket.socket,
+        listeners: list[socket.socket],
         started_at: float,
     ) -> None:
         self._engine_config = engine_config
         self._config = server_config
         self._process = process
-        self._listener = listener
+        self._listeners = listeners
         self._started_at = started_at
         self._name = (*server_config.served_model_name, engine_config.model)[0]
 
@@ -108,10 +107,10 @@ class _Server:
         metrics = EngineMetrics(self._name)
         admission = Admission(self._config.max_num_queued_reqs, MAX_QUEUED_TOKENS)
         self._client = EngineClient(self._process, metrics, admission, self._config.request_timeout)
-        self._service = Service(self._name, metrics)
+        self._service = Service(self._name, metrics, self._config.sse_ping_interval)
         try:
             http = _HttpServer(self._http_config())
-            serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+            serving = asyncio.create_task(http.serve(sockets=self._listeners))
             try:
                 return await self._until_end()
             finally:
@@ -181,7 +180,8 @@ class _Server:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=options.timeout_keep_alive,
+            headers=[("Keep-Alive", f"timeout={options.timeout_keep_alive}")],
             timeout_graceful_shutdown=2,
             ssl_keyfile=options.ssl_keyfile,
             ssl_certfile=options.ssl_certfile,
@@ -197,7 +197,7 @@ class _Server:
     def _announce(self, engine_seconds: dict[str, float], tokenizer_s: float) -> None:
         model = self._service.model
         assert model is not None
-        url = url_of(self._listener, self._config)
+        url = url_of(self._listeners[0], self._config)
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in engine_seconds.items())
         info, ready_s = model.info, time.perf_counter() - self._started_at
         pool, runtime = info.config.scheduler, info.config.runtime

@@ -14,7 +14,9 @@ __all__ = ["ServerConfig"]
 class ServerConfig:
     """The HTTP server's options."""
 
-    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
+    host: str = option(
+        "127.0.0.1", "Address or name to listen on: 0.0.0.0 for all addresses of IPv4, :: for those of IPv6 too."
+    )
     port: int = option(8000, "Port to listen on; 0 picks a free one.", least=0, most=65535)
     served_model_name: tuple[str, ...] = option(
         (), "Names that requests may call the model by; answers bear the first. Default: the --model value."
@@ -50,6 +52,16 @@ class ServerConfig:
         60.0,
         "Seconds that a client may take to send a request, or read nothing of its answer, before it is cut off.",
         least=0.001,
+    )
+    timeout_keep_alive: int = option(
+        75,
+        "Seconds that a connection stays open between two requests: longer than a balancer in front keeps it.",
+        least=1,
+    )
+    sse_ping_interval: float = option(
+        5.0,
+        "Seconds of silence after which a stream gets a comment line, lest proxies cut it off; 0 for none.",
+        least=0,
     )
     api_key: tuple[str, ...] = option(
         (),

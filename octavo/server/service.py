@@ -27,9 +27,11 @@ class Phase(Enum):
 class Service:
     """Invariant: `is_idle` is set exactly while no request is being answered."""
 
-    def __init__(self, model_name: str, metrics: EngineMetrics) -> None:
+    def __init__(self, model_name: str, metrics: EngineMetrics, ping_s: float = 0.0) -> None:
+        """`ping_s`: seconds of silence after which a stream gets a comment; 0 for none."""
         self.model_name = model_name
         self.metrics = metrics
+        self.ping_s = ping_s
         self.phase = Phase.STARTING
         self.model: ServedModel | None = None
         self.is_idle = asyncio.Event()

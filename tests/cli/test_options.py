@@ -23,8 +23,8 @@ SERVE_OPTIONS = """
     --max-num-batched-tokens --max-num-queued-reqs --max-num-seqs --max-request-choices
     --model --num-swap-blocks --num-threads --override-generation-config --port --preemption-mode --quantization
     --reasoning-parser --request-timeout --revision --runner --scheduling-policy --seed --served-model-name
-    --shutdown-timeout --ssl-ca-certs --ssl-certfile --ssl-keyfile --strict --swap-space
-    --tokenizer --tool-call-parser --trust-request-chat-template
+    --shutdown-timeout --sse-ping-interval --ssl-ca-certs --ssl-certfile --ssl-keyfile --strict --swap-space
+    --timeout-keep-alive --tokenizer --tool-call-parser --trust-request-chat-template
 """.split()  # noqa: SIM905 - a new option is a decision, made here
 
 

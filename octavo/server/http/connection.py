@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from octavo.server.http.errors import Error, error_body
@@ -18,6 +20,8 @@ __all__ = ["ConnectionLimits", "connections_within"]
 
 FRAMING = 8
 """A body in chunks of one byte takes six for each."""
+FIRST_PROBE_S, LAST_PROBE_S = 0.001, 5.0
+"""Pauses between the probes of a client that has closed its writing side, each four times as long as the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ class Connection(HttpToolsProtocol):
             self._start_deadline()
         self._num_bytes += len(data)
         self._num_new_bytes = len(data)
-        super().data_received(data)
+        self._feed(data)
         # A header or trailer that has no end yet has not been seen by on_header.
         if self._num_bytes - (1 + FRAMING) * self._num_body_bytes > self._limits.max_header_bytes:
             self._refuse_headers()
@@ -82,16 +86,40 @@ class Connection(HttpToolsProtocol):
         self._count_header(len(name) + len(value) + len(": \r\n"))
         super().on_header(name, value)
 
+    def on_headers_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._num_bytes = self._num_new_bytes = 0
         self._stop_deadline()
         super().on_message_complete()
         if not self._is_answering:  # it was answered before it was whole
             self._start_deadline()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client that has closed its writing side alone still gets its answers. Over TLS there is no such thing."""
+        if self.scheme == "https" or not self._is_answering:
+            return False
+        self.cycle.keep_alive = False
+        self._probe(FIRST_PROBE_S)
+        return True
+
+    def _probe(self, pause_s: float) -> None:
+        """Find out whether a client that has closed its writing side has gone altogether: the kernel of one that has
+        answers what is sent with a reset, and the next write then fails. Interim answers change nothing for others."""
+        if self.transport.is_closing() or not self._is_answering:
+            return
+        is_between = not (self.pipeline or self.cycle.response_started)
+        if is_between and self.cycle.scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.loop.call_later(pause_s, self._probe, min(4 * pause_s, LAST_PROBE_S))
 
     def pause_writing(self) -> None:
         self._start_deadline()
@@ -104,6 +132,36 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if not self.transport.is_closing():
             self._refuse(400, msg)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = _DelimitedByClose(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_upgrade() + data[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+
+    def _without_upgrade(self) -> bytes:
+        """An offer to change the protocol may be ignored (RFC 9110, section 7.8). The parser can't do that, and has not
+        read the body: the head that it gets again, with a fresh parser, has no offer."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            self._refuse(405, "The server is no proxy: it does not answer CONNECT.")
+            return b""
+        kept = [(name, value) for name, value in self.headers if name != b"upgrade"]
+        lines = [method + b" " + self.url + b" HTTP/" + version, *(name + b": " + value for name, value in kept)]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     @property
     def _is_answering(self) -> bool:
@@ -151,6 +209,22 @@ class Connection(HttpToolsProtocol):
         else:
             limit = self._limits.client_timeout_s
             self._refuse(408, f"The request took more than {limit:g} s to arrive. --client-timeout sets the limit.")
+
+
+class _DelimitedByClose:
+    """For HTTP/1.0, which knows no chunks: the end of the connection ends an answer whose length is not known."""
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_unframed(message: Message) -> None:
+            self._cycle.chunked_encoding = False
+            self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_unframed)
 
 
 def connections_within(limits: ConnectionLimits) -> Any:

@@ -14,6 +14,7 @@ from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import ConfigError
+from octavo.server.http.content_encoding import ENCODINGS, Decoder
 from octavo.server.http.errors import Error, send_error
 from octavo.server.http.health import OPEN_PATHS
 from octavo.server.options import ServerConfig
@@ -98,6 +99,15 @@ class Bodies:
             error = Error(message="Send the header Content-Type: application/json.", type="invalid_request_error")
             await self._refuse(receive, send, 415, error)
             return
+        encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+        if has_body and encoding != b"identity":
+            if encoding not in ENCODINGS:
+                shown = encoding.decode("latin-1")
+                message = f"Bodies in the encoding {shown!r} can't be read. Send gzip, deflate, or no Content-Encoding."
+                error = Error(message=message, type="invalid_request_error")
+                await self._refuse(receive, send, 415, error)
+                return
+            receive = Decoder(receive, encoding.decode(), self._max_bytes)
         num_bytes = 0
 
         async def counted() -> Message:

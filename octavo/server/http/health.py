@@ -20,13 +20,16 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @router.get("/health")
+@router.head("/health", include_in_schema=False)
 @router.get("/ping")
+@router.head("/ping", include_in_schema=False)
 async def health(service: TheService) -> Response:
     """200 when requests are taken and the engine gets on with them."""
     return _answer(service, service.phase is Phase.READY)
 
 
 @router.get("/livez")
+@router.head("/livez", include_in_schema=False)
 async def livez(service: TheService) -> Response:
     """200 unless the engine is dead or stuck: also while the server starts or drains."""
     return _answer(service, service.phase is not Phase.DEAD)

@@ -30,6 +30,10 @@ __all__ = ["GenerationJob", "GenerationResponse", "abort_on_disconnect"]
 
 logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
+PING = b": waiting\n\n"
+"""A comment, which readers of server-sent events skip."""
+FIRST_PING_S = 1.0
+"""After this long without news a stream's headers go out. Errors that come sooner still have a status of their own."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -88,6 +92,7 @@ class GenerationResponse(Response):
         self._model = model
         self._job = job
         self._choices: list[Choice] = []
+        self._num_sends = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
@@ -95,11 +100,14 @@ class GenerationResponse(Response):
         self._choices = [Choice(job.tokens, job.params) for _ in range(len(job.prompts) * job.params.n)]
         generation = self._model.client.generate(job.prompts, job.params, job.priority, job.cache_salt)
         with self._service.answering(), generation:
-            watcher = asyncio.create_task(abort_on_disconnect(receive, generation))
+            beside = [asyncio.create_task(abort_on_disconnect(receive, generation))]
+            if job.stream and self._service.ping_s:
+                beside.append(asyncio.create_task(self._ping(send, self._service.ping_s)))
             try:
                 await (self._stream if job.stream else self._collect)(generation, send)
             finally:
-                watcher.cancel()
+                for task in beside:
+                    task.cancel()
                 usage = self._usage()
                 tell_usage(scope, usage.prompt_tokens, usage.completion_tokens)
 
@@ -116,19 +124,16 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, generation: Generation, send: Send) -> None:
-        has_started = False
+        is_open = False
         try:
             async for deltas in generation:
                 # The usage of chunks that open the answer counts none of its tokens.
-                opening = [] if has_started else self._job.format.opening(self._chunk_usage())
-                events = [*map(_event, opening), *self._events(generation, deltas)]
-                if not has_started:
-                    await _start(send, [*EVENT_STREAM, *self._job.headers])
-                    has_started = True
-                if events:
-                    await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+                opening = [] if is_open else self._job.format.opening(self._chunk_usage())
+                is_open = True
+                if events := [*map(_event, opening), *self._events(generation, deltas)]:
+                    await self._send_events(send, b"".join(events))
         except Exception as error:
-            if not has_started:
+            if not self._num_sends:
                 raise
             if not isinstance(error, OctavoError):
                 logger.exception("A stream failed")
@@ -139,6 +144,21 @@ class GenerationResponse(Response):
             return  # the client is gone
         usage = _event(self._job.format.last(self._usage())) if self._job.includes_usage else b""
         await send({"type": "http.response.body", "body": usage + DONE})
+
+    async def _send_events(self, send: Send, events: bytes) -> None:
+        self._num_sends += 1
+        if self._num_sends == 1:
+            await _start(send, [*EVENT_STREAM, *self._job.headers])
+        await send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def _ping(self, send: Send, interval_s: float) -> None:
+        """Show a client, and the proxies before it, that a stream lives which waits or reads a long prompt."""
+        num_seen, pause_s = 0, min(FIRST_PING_S, interval_s)
+        while True:
+            await asyncio.sleep(pause_s)
+            if self._num_sends == num_seen:
+                await self._send_events(send, PING)
+            num_seen, pause_s = self._num_sends, interval_s
 
     def _events(self, generation: Generation, deltas: list[RequestDelta]) -> list[bytes]:
         """Those of each choice that has something to show."""
