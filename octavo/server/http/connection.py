@@ -155,7 +155,7 @@ class Connection(HttpToolsProtocol):
         read the body: the head that it gets again, with a fresh parser, has no offer."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         if method == b"CONNECT":
-            self._refuse(405, "The server is no proxy: it does not answer CONNECT.")
+            self.send_400_response("The server is no proxy: it does not answer CONNECT.")
             return b""
         kept = [(name, value) for name, value in self.headers if name != b"upgrade"]
         lines = [method + b" " + self.url + b" HTTP/" + version, *(name + b": " + value for name, value in kept)]
