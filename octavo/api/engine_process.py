@@ -3,15 +3,15 @@
 Imports little: it runs before anything else in the API process. Knows nothing of requests.
 """
 
-import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from octavo.ipc.launch import Launch, write_launch
+from octavo.ipc.folder import PrivateFolder
+from octavo.ipc.launch import NOT_FOR_THE_ENGINE, Launch, write_launch
 from octavo.ipc.pulse import Pulse
 from octavo.options import EngineConfig
 
@@ -30,12 +30,18 @@ class EngineProcess:
     """
 
     def __init__(self, config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND) -> None:
-        launch = Launch(config=config, folder=tempfile.mkdtemp(prefix="octavo-"), started_at=time.time())
-        self._folder = launch.folder
+        """Raises ConfigError where the two processes can't have a folder to meet in."""
+        self._folder = PrivateFolder()
+        launch = Launch(config=config, folder=self._folder.path, started_at=time.time())
         self.address = launch.address
         self.pulse = Pulse(launch.folder)
-        # Its stray prints belong to the log. In a process group of its own the terminal's Ctrl-C does not reach it.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=STDERR, process_group=0)
+        # Its stray prints belong to the log. In a process group of its own the terminal's Ctrl-C does not reach it;
+        # other signals wait until it has said that it ignores them.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_THE_ENGINE)
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=STDERR, process_group=0)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         assert self._process.stdin is not None
         write_launch(launch, self._process.stdin)
 
@@ -56,4 +62,4 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()

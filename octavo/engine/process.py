@@ -17,8 +17,9 @@ import msgspec
 
 from octavo.engine.loop import Engine, EngineLoop
 from octavo.errors import OctavoError
-from octavo.ipc.launch import read_launch
+from octavo.ipc.launch import NOT_FOR_THE_ENGINE, read_launch
 from octavo.ipc.messages import EngineFailed, EngineInfo, EngineReady
+from octavo.ipc.output import never_wait_for_readers
 from octavo.ipc.pulse import Pulse, start_beating
 from octavo.ipc.sockets import EngineSocket
 from octavo.options import EngineConfig
@@ -53,9 +54,11 @@ def _build_engine(config: EngineConfig) -> tuple[Engine, EngineInfo]:
 
 def main(build: BuildEngine | None = None) -> int:
     """Serve until the parent is gone; returns the exit status of an engine that failed."""
-    # The terminal's Ctrl-C, and a SIGTERM to the whole group, are the parent's to answer: it drains first.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A SIGTERM to the whole group, say, is the parent's to answer: it drains first.
+    for number in NOT_FOR_THE_ENGINE:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_THE_ENGINE)
+    never_wait_for_readers()
     launch = read_launch(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, args=(launch.folder,), name="parent-watch", daemon=True).start()
     process_seconds = time.time() - launch.started_at

@@ -13,12 +13,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 
 from octavo.api.engine_process import ENGINE_COMMAND, EngineProcess
+from octavo.errors import ConfigError
+from octavo.ipc.output import never_wait_for_readers, open_standard_files
 from octavo.options import EngineConfig
 from octavo.server.options import ServerConfig
+from octavo.server.signals import Signals
 
 __all__ = ["serve", "url_of"]
 
 BACKLOG = 4096
+LEAST_FILES = 64
+"""Open files with which a few connections can be served."""
 
 
 def serve(
@@ -29,7 +34,17 @@ def serve(
     What goes wrong on the way is printed in one line. Call from the main thread.
     """
     started_at = time.perf_counter()
-    _raise_file_limit()
+    open_standard_files()
+    never_wait_for_readers()
+    signals = Signals()
+    max_files = _raise_file_limit()
+    if max_files < LEAST_FILES:
+        print(
+            f"octavo: a process may have {max_files} files open here, and the server needs {LEAST_FILES}. "
+            "Raise the limit (ulimit -n).",
+            file=sys.stderr,
+        )
+        return 1
     host, port = server_config.host, server_config.port
     try:
         listeners = _listen(host, port)
@@ -46,9 +61,10 @@ def serve(
             process = stack.enter_context(closing(EngineProcess(engine_config, engine_command)))
             from octavo.server.lifecycle import run
 
-            return run(engine_config, server_config, process, listeners, started_at)
-    except KeyboardInterrupt:  # before the signal handlers were in place
-        return 130
+            return run(engine_config, server_config, process, listeners, signals, started_at)
+    except ConfigError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return 1
 
 
 def url_of(listener: socket.socket, config: ServerConfig) -> str:
@@ -59,11 +75,13 @@ def url_of(listener: socket.socket, config: ServerConfig) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _raise_file_limit() -> None:
+def _raise_file_limit() -> int:
     """A connection is an open file, and the usual limit of 1024 is there for programs that use select()."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # some systems have a limit below the one they name
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:

@@ -35,6 +35,7 @@ from octavo.server.launch import url_of
 from octavo.server.options import ServerConfig
 from octavo.server.served_model import ServedModel
 from octavo.server.service import Phase, Service
+from octavo.server.signals import Signals
 from octavo.text.text_side import load_text_side
 
 __all__ = ["run"]
@@ -55,6 +56,7 @@ def run(
     server_config: ServerConfig,
     process: EngineProcess,
     listeners: list[socket.socket],
+    signals: Signals,
     started_at: float,
 ) -> int:
     """Serve until the end; returns the exit status. `started_at` is on the clock of `time.perf_counter`."""
@@ -62,20 +64,7 @@ def run(
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Server(engine_config, server_config, process, listeners, started_at).live())
-
-
-class _Signals:
-    """SIGTERM and SIGINT: the first asks for a drain, the second for the end at once."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-
-    def _on_signal(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
+        return runner.run(_Server(engine_config, server_config, process, listeners, signals, started_at).live())
 
 
 class _HttpServer(uvicorn.Server):
@@ -93,17 +82,19 @@ class _Server:
         server_config: ServerConfig,
         process: EngineProcess,
         listeners: list[socket.socket],
+        signals: Signals,
         started_at: float,
     ) -> None:
         self._engine_config = engine_config
         self._config = server_config
         self._process = process
         self._listeners = listeners
+        self._signals = signals
         self._started_at = started_at
         self._name = (*server_config.served_model_name, engine_config.model)[0]
 
     async def live(self) -> int:
-        self._signals = _Signals()
+        self._signals.listen()
         metrics = EngineMetrics(self._name)
         admission = Admission(self._config.max_num_queued_reqs, MAX_QUEUED_TOKENS)
         self._client = EngineClient(self._process, metrics, admission, self._config.request_timeout)
@@ -169,7 +160,7 @@ class _Server:
         limits = ConnectionLimits(
             max_header_bytes=MAX_HEADER_BYTES,
             client_timeout_s=options.client_timeout,
-            max_connections=max(max_files - OTHER_FILES, 1),
+            max_connections=max(max_files - OTHER_FILES, max_files // 4),
         )
         open_log(options.access_log)
         config = uvicorn.Config(
