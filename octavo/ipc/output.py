@@ -52,7 +52,11 @@ class Output(io.TextIOBase):
         with self._changed:
             if self._num_bytes >= MAX_KEPT_BYTES:
                 self._num_dropped += 1
-            elif data:
+                return len(text)
+            if self._num_dropped:
+                data = b"octavo: %d pieces of the log were dropped: nobody read it.\n" % self._num_dropped + data
+                self._num_dropped = 0
+            if data:
                 self._texts.append(data)
                 self._num_bytes += len(data)
                 self._changed.notify_all()
@@ -67,10 +71,7 @@ class Output(io.TextIOBase):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._texts)
-                data, num_dropped = self._texts.popleft(), self._num_dropped
-                self._num_dropped = 0
-            if num_dropped:
-                _write_all(self._file, b"octavo: %d pieces of the log were dropped: nobody read it.\n" % num_dropped)
+                data = self._texts.popleft()
             _write_all(self._file, data)
             with self._changed:
                 self._num_bytes -= len(data)
@@ -90,11 +91,11 @@ def open_standard_files() -> None:
         try:
             os.fstat(file)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
 
 
 def never_wait_for_readers() -> None:
-    """Replace `sys.stdout` and `sys.stderr`: by one stream where they are the same file, so that lines stay in order."""
+    """Replace `sys.stdout` and `sys.stderr`, by one stream if they are the same file: lines then stay in order."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with suppress(OSError):

@@ -6,12 +6,14 @@ its own alarm when a grammar takes too long, and started anew for the next one.
 """
 
 import asyncio
+import pickle
 import resource
 import signal
 import struct
 import sys
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -37,7 +39,8 @@ NUM_REMEMBERED = 256
 _LENGTH = struct.Struct("<I")
 
 
-class _Start(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Start:
     config: EngineConfig
     vocab_size: int
     eos_token_ids: list[int]
@@ -89,7 +92,7 @@ class GrammarChecker:
             sys.executable, "-m", __name__, stdin=pipe, stdout=pipe, start_new_session=True
         )
         assert process.stdin is not None
-        message = msgspec.msgpack.encode(self._start)
+        message = pickle.dumps(self._start)  # paths may hold bytes that are no text
         process.stdin.write(_LENGTH.pack(len(message)) + message)
         return process
 
@@ -113,7 +116,7 @@ def _last_words(status: int) -> str:
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    start = msgspec.msgpack.decode(_read(requests), type=_Start)
+    start: _Start = pickle.loads(_read(requests))
     decoder = msgspec.msgpack.Decoder(StructuredOutputs)
     compiler: GrammarCompiler | None = None
     while message := _read(requests):

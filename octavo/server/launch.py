@@ -16,7 +16,7 @@ from octavo.api.engine_process import ENGINE_COMMAND, EngineProcess
 from octavo.errors import ConfigError
 from octavo.ipc.output import never_wait_for_readers, open_standard_files
 from octavo.options import EngineConfig
-from octavo.server.options import ServerConfig
+from octavo.server.options import ServerConfig, shown_path
 from octavo.server.signals import Signals
 
 __all__ = ["serve", "url_of"]
@@ -53,7 +53,10 @@ def serve(
         why = os.strerror(number) if number > 0 else error
         print(f"octavo: can't listen on {host}, port {port}: {why}. Choose another --port or --host.", file=sys.stderr)
         return 1
-    print(f"octavo: listening on {url_of(listeners[0], server_config)}, starting {engine_config.model}", flush=True)
+    print(
+        f"octavo: listening on {url_of(listeners[0], server_config)}, starting {shown_path(engine_config.model)}",
+        flush=True,
+    )
     try:
         with ExitStack() as stack:
             for listener in listeners:

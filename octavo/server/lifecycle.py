@@ -91,7 +91,7 @@ class _Server:
         self._listeners = listeners
         self._signals = signals
         self._started_at = started_at
-        self._name = (*server_config.served_model_name, engine_config.model)[0]
+        self._name = server_config.names(engine_config.model)[0]
 
     async def live(self) -> int:
         self._signals.listen()

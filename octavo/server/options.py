@@ -1,5 +1,6 @@
 """ServerConfig: the HTTP server's options, as a user sets them."""
 
+import os
 from dataclasses import dataclass
 
 from octavo.errors import ConfigError
@@ -7,7 +8,7 @@ from octavo.options import check_options, option
 from octavo.text.reasoning import REASONING_FORMATS
 from octavo.text.tool_calls import TOOL_FORMATS
 
-__all__ = ["ServerConfig"]
+__all__ = ["ServerConfig", "shown_path"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +88,12 @@ class ServerConfig:
             raise ConfigError("--served-model-name was given an empty name.")
         if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:
             raise ConfigError("HTTPS needs --ssl-certfile beside the other --ssl options.")
+
+    def names(self, model: str) -> tuple[str, ...]:
+        """What requests may call the model: the --model value, if no name is set."""
+        return self.served_model_name or (shown_path(model),)
+
+
+def shown_path(path: str) -> str:
+    """A path in characters that can be sent: its bytes are UTF-8 mostly, whatever the locale takes them for."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -11,7 +11,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.body_reader import BodyReader, Resident
 from octavo.server.grammar_check import GrammarChecker
 from octavo.server.limits import Limits
-from octavo.server.options import ServerConfig
+from octavo.server.options import ServerConfig, shown_path
 from octavo.server.prompts import PromptMaker
 from octavo.text.reasoning import ReasoningFormat, find_reasoning_format
 from octavo.text.text_side import TextSide, load_text_side
@@ -53,8 +53,8 @@ class ServedModel:
         bodies: BodyReader | None = None,
     ) -> Self:
         return cls(
-            names=config.served_model_name or (engine_config.model,),
-            root=engine_config.model,
+            names=config.names(engine_config.model),
+            root=shown_path(engine_config.model),
             client=client,
             prompts=PromptMaker(text, config.trust_request_chat_template),
             limits=Limits(info, config.max_request_choices),

@@ -219,7 +219,7 @@ def _from_folder(path: Path) -> Tokenizer:
             "with --tokenizer."
         )
     try:
-        pipeline = tokenizers.Tokenizer.from_file(str(source))
+        pipeline = tokenizers.Tokenizer.from_buffer(source.read_bytes())
     except Exception as error:  # tokenizers raises bare Exception
         raise CheckpointError(f"{source} can't be read: {error}.") from error
     decoder = {} if pipeline.decoder is None else json.loads(pipeline.decoder.__getstate__())

@@ -100,6 +100,7 @@ def test_names_that_the_locale_lacks_and_a_temporary_folder_with_a_long_name(tmp
     with scripted(folder, environment=environment) as server:
         server.wait_ready()
         assert httpx.post(server.url + TEXT, json=SAY).json()["choices"][0]["text"] == "hello"
+        assert httpx.get(server.url + "/v1/models").json()["data"][0]["root"] == str(folder)
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_exit() == 0
 
