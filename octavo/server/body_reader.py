@@ -7,6 +7,7 @@ the response comes back.
 """
 
 import asyncio
+import contextlib
 import gc
 import io
 import os
@@ -44,8 +45,8 @@ LARGE_BYTES = 512 << 10
 """Larger bodies are read apart from the others: these do not wait for them."""
 TIME_LIMIT_S = 20.0
 """Of computing."""
-MEMORY_LIMIT_BYTES = 4 << 30
-MAX_KEPT_BYTES = 256 << 20
+MEMORY_LIMIT_BYTES = 2 << 30
+MAX_KEPT_BYTES = 64 << 20
 """Memory that a process may keep between two bodies."""
 NICENESS = 5
 """The engine's steps go first."""
@@ -162,8 +163,10 @@ def _resident_bytes() -> int:
 
 
 def main() -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
     os.nice(NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory is short, this goes first
     run_helper(_serve, MEMORY_LIMIT_BYTES)
 
 

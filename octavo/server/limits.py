@@ -75,6 +75,10 @@ class Limits:
         _check_total(prompts, limits.max_model_len, "prompt")
         return params
 
+    def most_tokens(self, num_kept: int | None) -> int | None:
+        """Of a prompt that is not to be cut; None for others."""
+        return self.max_model_len if num_kept is None else None
+
     def truncated(
         self, token_ids: list[int], num_kept: int | None, side: Literal["left", "right"] | None, params: SamplingParams
     ) -> list[int]:

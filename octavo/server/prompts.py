@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from octavo.errors import ConfigError, InvalidRequestError
+from octavo.errors import ConfigError, ContextLengthError, InvalidRequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.requests.messages import ChatInput
 from octavo.text.chat_template import ChatTemplate
@@ -44,10 +44,11 @@ class PromptMaker:
     def tokenizer(self) -> Tokenizer:
         return self.text.tokenizer
 
-    async def of_messages(self, request: ChatInput, size: int) -> list[int]:
+    async def of_messages(self, request: ChatInput, size: int, most: int | None = None) -> list[int]:
         """`size`: bytes of the body that the request came in, a bound on what the template has to go through.
 
-        Raises InvalidRequestError for messages that the template refuses.
+        Raises InvalidRequestError for messages that the template refuses, and for more than `most` tokens, if that is
+        certain without counting.
         """
         request.check_parts()
         template = self.template_of(request)
@@ -61,6 +62,7 @@ class PromptMaker:
                 continue_final_message=bool(request.continue_final_message),
                 **request.template_variables,
             )
+            self._check_length(text, most)
             try:
                 return self.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
             except InvalidRequestError as error:  # a lone surrogate in JSON within JSON, which is only read here
@@ -76,7 +78,9 @@ class PromptMaker:
         tried = [role for role in sorted(roles) if len(role) <= LONGEST_ROLE][:MAX_TRIED_ROLES]
         return [role for role in tried if not template.shows(role)]
 
-    async def of_text(self, text: str, add_special_tokens: bool = True) -> Prompt:
+    async def of_text(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> Prompt:
+        """Raises ContextLengthError for more than `most` tokens, if that is certain without counting."""
+        self._check_length(text, most)
         token_ids = await _run(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))
         return Prompt(token_ids, text)
 
@@ -98,6 +102,13 @@ class PromptMaker:
             lambda: params.with_bad_words_encoded(lambda word: self.tokenizer.encode(word, add_special_tokens=False)),
             num_characters,
         )
+
+    def _check_length(self, text: str, most: int | None) -> None:
+        if most is not None and (fewest := self.tokenizer.fewest_tokens(len(text))) > most:
+            raise ContextLengthError(
+                f"This model's maximum context length is {most} tokens. The prompt has {len(text)} characters, which "
+                f"are at least {fewest} tokens. Shorten it; the server's limit is set by --max-model-len."
+            )
 
     def shown(self, prompt: Prompt) -> str:
         """The prompt's text, as an echo repeats it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tokenizers
+import tokenizers.normalizers
 
 from octavo.checkpoint.checkpoint import Vocabulary
 from octavo.checkpoint.tokenizer_files import chat_templates, default_template, read_tokenizer_config
@@ -26,6 +27,8 @@ plain text with ## before what continues a word."""
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+MAX_COMPOSED = 4
+"""Characters that NFC makes one of: a letter and three marks."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -70,6 +73,7 @@ class Tokenizer:
         self._pipeline = pipeline
         self._table = table
         self._bytes: list[bytes | None] = [None] * len(table.texts)  # filled as tokens are met
+        self._longest = _longest_token(pipeline, table)
 
     def __len__(self) -> int:
         return len(self._table.texts)
@@ -116,6 +120,10 @@ class Tokenizer:
         encoding = self._encode(text, add_special_tokens=False)
         encoding.truncate(max(max_tokens - num_special, 0))
         return self._pipeline.post_process(encoding, add_special_tokens=add_special_tokens).ids[:max_tokens]
+
+    def fewest_tokens(self, num_characters: int) -> int:
+        """So many tokens a text of this length has at least, whatever it is; 0 where that is not known."""
+        return 0 if self._longest is None else -(-num_characters // self._longest)
 
     def _encode(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         try:
@@ -176,6 +184,18 @@ class Tokenizer:
             return (text[2:] if text.startswith("##") else f" {text}").encode()
         byte = _BYTE_TOKEN.fullmatch(text)
         return bytes((int(byte[1], 16),)) if byte else text.replace(SPACE, " ").encode()
+
+
+def _longest_token(pipeline: tokenizers.Tokenizer, table: TokenTable) -> int | None:
+    """The most characters that can become one token. None where a tokenizer drops or joins characters at will."""
+    added = pipeline.get_added_tokens_decoder().values()
+    normalizer = pipeline.normalizer
+    if table.spelling != "byte_level" or any(token.lstrip or token.rstrip for token in added):
+        return None
+    if normalizer is not None and not isinstance(normalizer, tokenizers.normalizers.NFC):
+        return None
+    most_joined = 1 if normalizer is None else MAX_COMPOSED
+    return max(map(len, table.texts), default=1) * most_joined
 
 
 def load_tokenizer(path: Path, vocabulary: Vocabulary | None) -> Tokenizer:

@@ -96,7 +96,7 @@ async def chat_completions(body: ChatCompletionRequest, call: Call) -> Response:
         warning = f"the chat template shows the model no messages of the role {json.dumps(role)}"
         headers.append((b"x-octavo-warning", warning.encode("ascii")))
     headers += warn_of_structure(params)
-    prompt = await model.prompts.of_messages(body, call.size)
+    prompt = await model.prompts.of_messages(body, call.size, model.limits.most_tokens(body.truncate_prompt_tokens))
     prompt = model.limits.truncated(prompt, body.truncate_prompt_tokens, body.truncation_side, params)
     params = model.limits.with_max_tokens(params, [prompt], is_asked=params.max_tokens is not None)
     reading = _reading(body, model, tools, prompt, is_free=params.structured_outputs is None)

@@ -69,10 +69,11 @@ async def _prompts(body: CompletionRequest, model: ServedModel, params: Sampling
         raise InvalidRequestError("The prompt is empty: it must hold at least one token.", param="prompt")
     given = [given] if isinstance(given, str) else given
     model.limits.check_num_choices(len(given), params.n)
+    most = model.limits.most_tokens(body.truncate_prompt_tokens)
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
-            prompts.append(await model.prompts.of_text(prompt, body.add_special_tokens is not False))
+            prompts.append(await model.prompts.of_text(prompt, body.add_special_tokens is not False, most))
         else:
             assert isinstance(prompt, list)
             prompts.append(Prompt(prompt))
