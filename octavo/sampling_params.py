@@ -8,6 +8,7 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -311,6 +312,12 @@ class SamplingParams:
             if spaced[-len(first) :] != first:  # else the first bans it too
                 sequences.append(spaced)
         return replace(self, bad_words_token_ids=tuple(filter(None, sequences)))
+
+    def without_prompt_logprobs(self) -> Self:
+        """The rest of them, as they are: nothing is checked again."""
+        params = copy(self)
+        object.__setattr__(params, "prompt_logprobs", None)
+        return params
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidRequestError for a token id outside the model's vocabulary."""

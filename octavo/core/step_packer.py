@@ -5,7 +5,6 @@ Knows requests, blocks and the step's budget; knows nothing of results.
 
 from bisect import bisect_left
 from collections.abc import Set
-from dataclasses import replace
 
 from octavo.core.beams import Beams
 from octavo.core.block_tables import Tables
@@ -217,7 +216,7 @@ class StepPacker:
         else:
             num_cached_tokens = self._builder.num_cached_tokens[leader.request_id]
             if params.prompt_logprobs is not None:
-                params = replace(params, prompt_logprobs=None)  # the leader's are shared
+                params = params.without_prompt_logprobs()  # the leader's are shared
         self._builder.introduce(
             NewRequest(
                 request.request_id,

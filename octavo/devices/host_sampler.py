@@ -13,7 +13,7 @@ import torch
 from octavo.core.step import NewRequest, TokenLogprobs, TokenMask
 from octavo.devices.device import FAILURES, Draw, SampledTokens
 from octavo.devices.host_buffers import HostBuffers
-from octavo.devices.host_extras import Extra, make_extra
+from octavo.devices.host_extras import Constraints, Extra, make_extra
 from octavo.kernels.logprobs import token_logprobs
 from octavo.kernels.ops import Ops
 from octavo.kernels.sampling import NOT_FINITE, NOTHING_LEFT, SAMPLE_ROW, SampleRows
@@ -47,6 +47,7 @@ class HostSampler:
         self._buffers = buffers
         self._parameters: SampleRows = np.zeros(64, SAMPLE_ROW)  # by row
         self._extras: dict[int, Extra] = {}
+        self._constraints: Constraints | None = None  # of the latest request
         self._prepared = _Prepared([], [], buffers.draws, self._parameters)
 
     def add(self, row: int, request: NewRequest) -> None:
@@ -58,7 +59,9 @@ class HostSampler:
         one["seed"], one["choice"] = request.seed % 2**64, request.choice
         one["temperature"] = 0.0 if params.is_greedy else params.temperature
         one["top_k"], one["top_p"], one["min_p"] = params.top_k, params.top_p, params.min_p
-        extra = make_extra(request, self.vocab_size)
+        if self._constraints is None or not self._constraints.are_of(request):
+            self._constraints = Constraints(request)
+        extra = make_extra(request, self.vocab_size, self._constraints)
         if extra is not None:
             self._extras[row] = extra
 

@@ -104,7 +104,7 @@ class PromptMaker:
         )
 
     def _check_length(self, text: str, most: int | None) -> None:
-        if most is not None and (fewest := self.tokenizer.fewest_tokens(len(text))) > most:
+        if most is not None and (fewest := self.tokenizer.fewest_tokens(text)) > most:
             raise ContextLengthError(
                 f"This model's maximum context length is {most} tokens. The prompt has {len(text)} characters, which "
                 f"are at least {fewest} tokens. Shorten it; the server's limit is set by --max-model-len."

@@ -74,6 +74,7 @@ class Tokenizer:
         self._table = table
         self._bytes: list[bytes | None] = [None] * len(table.texts)  # filled as tokens are met
         self._longest = _longest_token(pipeline, table)
+        self._dropped = _dropped_characters(table)
 
     def __len__(self) -> int:
         return len(self._table.texts)
@@ -121,9 +122,12 @@ class Tokenizer:
         encoding.truncate(max(max_tokens - num_special, 0))
         return self._pipeline.post_process(encoding, add_special_tokens=add_special_tokens).ids[:max_tokens]
 
-    def fewest_tokens(self, num_characters: int) -> int:
-        """So many tokens a text of this length has at least, whatever it is; 0 where that is not known."""
-        return 0 if self._longest is None else -(-num_characters // self._longest)
+    def fewest_tokens(self, text: str) -> int:
+        """So many tokens the text has at least: found without encoding it. 0 where nothing is known."""
+        if self._longest is None:
+            return 0
+        num_encoded = len(text) - sum(map(text.count, self._dropped))
+        return -(-num_encoded // self._longest)
 
     def _encode(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         try:
@@ -192,10 +196,20 @@ def _longest_token(pipeline: tokenizers.Tokenizer, table: TokenTable) -> int | N
     normalizer = pipeline.normalizer
     if table.spelling != "byte_level" or any(token.lstrip or token.rstrip for token in added):
         return None
+    if any(0x80 <= ord(character) < 0xC0 for character in _dropped_characters(table)):
+        return None  # part of most characters
     if normalizer is not None and not isinstance(normalizer, tokenizers.normalizers.NFC):
         return None
     most_joined = 1 if normalizer is None else MAX_COMPOSED
     return max(map(len, table.texts), default=1) * most_joined
+
+
+def _dropped_characters(table: TokenTable) -> list[str]:
+    """ASCII characters, and as U+0080 and on the further bytes of others, that a vocabulary has no token for: encoding
+    leaves them out."""
+    letters = {byte: chr(letter) for letter, byte in _LETTERS.items()}
+    known = set(table.texts)
+    return [chr(byte) for byte in range(0xC0) if letters[byte] not in known]
 
 
 def load_tokenizer(path: Path, vocabulary: Vocabulary | None) -> Tokenizer:

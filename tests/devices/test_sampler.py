@@ -1,6 +1,7 @@
 """The sampler against its definition, written out for one row in plain numpy."""
 
 import math
+import tracemalloc
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -267,3 +268,18 @@ def test_a_mask_of_end_tokens_alone_goes_before_min_tokens() -> None:
 def test_a_mask_that_contradicts_the_allowed_tokens_fails_the_row() -> None:
     sampler = _sampler([SamplingParams(allowed_token_ids=(5,))])
     assert list(_sample(sampler, _logits(1, 5), [0], _positions(1), {0: _mask(6)}).failed) == [0]
+
+
+def test_requests_that_name_the_same_tokens_hold_them_once() -> None:
+    """A thousand prompts with a bias for every token cost what one does."""
+    every = tuple(range(VOCAB))
+    stop = frozenset(every)
+    params = SamplingParams(logit_bias=dict.fromkeys(every, 1.0), allowed_token_ids=every, min_tokens=2)
+    sampler = Under.device.make_sampler(VOCAB, Under.buffers)
+    tracemalloc.start()
+    for row in range(500):
+        sampler.add(row, NewRequest(row, [1, 2, 3], params, seed=row, stop_token_ids=stop))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 100 * VOCAB + 500 * 2000
+    assert params.without_prompt_logprobs().logit_bias is params.logit_bias

@@ -26,9 +26,9 @@ SETTLE_S = 0.05
 MAX_HEALTH_S = 0.1
 MAX_GAP_S = 0.25
 """Beyond the engine's own pace: the API's share of it is what /health shows."""
-MAX_GROWTH = (1 << 30, 512 << 20)
+MAX_GROWTH = (1536 << 20, 512 << 20)
 """Bytes that the API's processes, and the engine's, may take beyond what they had before; for a moment."""
-MAX_KEPT = (200 << 20, 100 << 20)
+MAX_KEPT = (400 << 20, 100 << 20)
 """Bytes that they may have kept in the end."""
 PACE_S = 0.02
 HEADERS = {"Content-Type": "application/json"}
