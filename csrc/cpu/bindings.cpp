@@ -8,7 +8,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -180,6 +183,23 @@ private:
                      num_logits_ = nb::str("num_logits");
 };
 
+// Puts `num_bytes` of a file, to be read only, in the place of what lies at `start` in the pages of a mmap.mmap.
+void bind_map_file(const nb::object& pages, int64_t start, int64_t num_bytes, int file, int64_t offset) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(pages.ptr(), &view, PyBUF_SIMPLE | PyBUF_WRITABLE) != 0) nb::raise_python_error();
+    const bool fits = start >= 0 && num_bytes > 0 && num_bytes <= view.len - start;
+    char* address = static_cast<char*>(view.buf) + start;
+    void* mapped = fits ? mmap(address, num_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, file, offset) : nullptr;
+    const int error = errno;
+    PyBuffer_Release(&view);
+    if (!fits) throw nb::value_error("a file's bytes must lie within the pages that they replace");
+    if (mapped != address) {
+        errno = error;
+        PyErr_SetFromErrno(PyExc_OSError);
+        nb::raise_python_error();
+    }
+}
+
 // 64 KiB: small enough to share matrices evenly among the threads.
 constexpr int64_t kSpanBytes = 256 * kReadBytes;
 
@@ -222,14 +242,16 @@ NB_MODULE(_cpu, m) {
           "Run all ops of each (recording, rows, requests); IndexError for an index outside its tensor.");
     nb::class_<StepReplay>(m, "StepReplay", "A captured model: one call computes a step.")
         .def(nb::init<const Recording*, const Recording*, const Recording*, const Recording*>(), nb::arg(),
-             nb::arg() = nb::none(), nb::arg() = nb::none(), nb::arg() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
-             nb::keep_alive<1, 5>())
+             nb::arg() = nb::none(), nb::arg() = nb::none(), nb::arg() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+             nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
         .def("run", &StepReplay::run, nb::arg("size"), nb::arg("draw") = "no");
     nb::class_<StepFiller>(m, "StepFiller", "Fills in a step's inputs from a batch's rows.")
         .def(nb::init<Int32Array, Int32Array, int64_t, std::vector<Int32Array>, std::vector<Int32Array>,
                       std::vector<Int32Array>, Bytes>())
         .def("fill", &StepFiller::fill)
         .def("append", &StepFiller::append);
+    m.def("map_file", &bind_map_file,
+          "Map (pages, start, bytes, file, offset): a file's bytes to be read in place of pages; OSError if it can't be.");
     m.attr("FMA_FLOPS") = 2 * kFmaSteps * kLanes;
     m.def("time_fma", &time_fma, nb::call_guard<nb::gil_scoped_release>(), "Seconds for n times FMA_FLOPS.");
     m.def("time_read", &bind_time_read,

@@ -1,5 +1,8 @@
 """How the native ops read their arguments: whose tensors they take, and what a refusal says."""
 
+import mmap
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -88,3 +91,17 @@ def test_results_must_have_room() -> None:
     packed = torch.empty(256)
     with pytest.raises(ValueError, match=r"draws must be contiguous \(4, 56\) uint8, not \(3, 56\) uint8"):
         _cpu.linear(16, 16, packed, x, None, torch.zeros(3, 56, dtype=torch.uint8))
+
+
+def test_a_file_takes_the_place_of_pages_within_their_bounds(tmp_path: Path) -> None:
+    size = mmap.PAGESIZE
+    (tmp_path / "file").write_bytes(b"x" * size)
+    pages = mmap.mmap(-1, 3 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with (tmp_path / "file").open("rb") as file:
+        _cpu.map_file(pages, size, size, file.fileno(), 0)
+        for start, num_bytes in ((size, 3 * size), (-size, size), (3 * size, size), (0, 0)):
+            with pytest.raises(ValueError, match="within the pages"):
+                _cpu.map_file(pages, start, num_bytes, file.fileno(), 0)
+        with pytest.raises(OSError, match="Invalid argument"):
+            _cpu.map_file(pages, 1, size, file.fileno(), 0)
+    assert pages[:] == bytes(size) + b"x" * size + bytes(size)

@@ -8,7 +8,6 @@ The file: a header page (`TierLayout`), a CRC-32 for each block over its bytes i
 It has mode 0600 and no name: it is gone with the process. Version and checksums let a later release keep it.
 """
 
-import ctypes
 import errno
 import json
 import logging
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from octavo.devices.cpu import _cpu
 from octavo.devices.device import CopyResult
 from octavo.errors import ConfigError
 
@@ -39,7 +39,6 @@ CHECKSUM_BYTES = 4
 ALIGNMENT = 64
 """What the kernels want of a block's address."""
 MADV_POPULATE_READ = 22
-MAP_FIXED = 0x10
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +116,10 @@ class TierFile:
         pages = mmap.mmap(-1, tier_start + _round_up(tier_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):  # as `zeros_on_demand` does
             pages.madvise(mmap.MADV_HUGEPAGE)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(pages)) + tier_start
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_int64)
-        flags = mmap.MAP_SHARED | MAP_FIXED
-        if (
-            libc.mmap(address, _round_up(tier_bytes), mmap.PROT_READ, flags, self._file, self._offsets[layer])
-            != address
-        ):
-            raise ConfigError(f"--kv-cache-dir: its file can't be mapped: {os.strerror(ctypes.get_errno())}.")
+        try:
+            _cpu.map_file(pages, tier_start, _round_up(tier_bytes), self._file, self._offsets[layer])
+        except OSError as error:
+            raise ConfigError(f"--kv-cache-dir: its file can't be mapped: {error.strerror}.") from None
         self._pages.append(pages)
         self._starts.append(tier_start - pool_bytes)
         self._views.append(memoryview(pages)[self._starts[layer] :])
