@@ -17,15 +17,27 @@ from octavo.options import EngineConfig
 from octavo.plan.facts import Facts, Reasons
 from octavo.plan.memory import (
     DTYPE_BYTES,
+    check_step,
     kv_block_bytes,
     num_pool_blocks,
     num_tier_blocks,
+    step_bytes,
     step_tokens,
     weights_bytes,
 )
 
-__all__ = ["KVConfig", "ResolvedConfig", "RuntimeConfig", "WeightsConfig", "resolve", "resolve_quantization"]
+__all__ = [
+    "KVConfig",
+    "ResolvedConfig",
+    "RuntimeConfig",
+    "WeightsConfig",
+    "resolve",
+    "resolve_num_threads",
+    "resolve_quantization",
+]
 
+THREADS_PER_CPU = 4
+MANY_THREADS = 64
 DTYPE_ALIASES = {"half": "float16", "float": "float32", "fp8_e4m3": "fp8"}
 
 
@@ -128,7 +140,9 @@ def _resolve_scheduler(
     budget = step_tokens(config, facts, max_model_len, reasons)
     block_bytes = kv_block_bytes(model, kv_cache_dtype, config.block_size)
     num_weight_bytes = weights_bytes(facts, weights.dtype, weights.quantization)
-    num_blocks = num_pool_blocks(config, facts, num_weight_bytes, block_bytes, max_model_len, budget, reasons)
+    step = step_bytes(model, weights.dtype, config.max_num_seqs, budget, max_model_len)
+    check_step(facts, num_weight_bytes, step)
+    num_blocks = num_pool_blocks(config, facts, num_weight_bytes, step, block_bytes, max_model_len, budget, reasons)
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=budget,
@@ -145,6 +159,17 @@ def _resolve_scheduler(
         block_bytes=block_bytes,
         prefill_tokens_per_s=facts.flops_per_s / (2 * facts.num_parameters),
     )
+
+
+def resolve_num_threads(config: EngineConfig, num_cpus: int) -> int:
+    """Threads that compute. Raises ConfigError for many more than there are CPUs to run them."""
+    most = max(THREADS_PER_CPU * num_cpus, MANY_THREADS)
+    if config.num_threads is not None and config.num_threads > most:
+        raise ConfigError(
+            f"--num-threads must be at most {most} on this machine, where {num_cpus} CPUs may be used, got "
+            f"{config.num_threads}."
+        )
+    return config.num_threads or num_cpus
 
 
 def resolve_quantization(config: EngineConfig, has_blocks: bool) -> str:

@@ -10,7 +10,7 @@ from octavo.errors import ConfigError
 from octavo.options import EngineConfig
 from octavo.plan.facts import Facts
 from octavo.plan.memory import kv_bytes_per_token
-from octavo.resolve import resolve
+from octavo.resolve import resolve, resolve_num_threads
 
 GIB = 2**30
 LLAMA_2_7B = ModelConfig(
@@ -291,3 +291,36 @@ def test_activations_keep_their_type_where_asked() -> None:
         resolve(EngineConfig(model="m", activation_dtype="float32", dtype="bfloat16"), facts())
     with pytest.raises(ConfigError, match="needs quantised weights"):
         resolve(EngineConfig(model="m", activation_dtype="int8"), facts())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_cache_memory_bytes": 10 << 40}, r"--kv-cache-memory-bytes asks for 10240\.00 GiB; 64\.00 GiB are free"),
+        ({"max_num_seqs": 10_000_000}, "A step needs about .*64.00 GiB free.*--max-num-seqs"),
+        ({"max_num_batched_tokens": 1_000_000_000}, "A step needs about .*Lower --max-num-batched-tokens"),
+        ({"swap_space": 1e9}, "does not fit into the 0.00 GiB free"),
+        ({"block_size": 16 << 30}, "has no room for one block"),
+    ],
+)
+def test_more_than_the_machine_has_is_refused_with_what_it_has(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(EngineConfig(model="m", **options), facts())
+
+
+def test_an_encoder_s_step_has_to_fit_too() -> None:
+    with pytest.raises(ConfigError, match="A step needs about"):
+        resolve(EngineConfig(model="m", max_num_batched_tokens=1_000_000_000), encoder_facts())
+
+
+def test_the_pool_leaves_room_for_what_a_step_computes_with() -> None:
+    wide = resolve(EngineConfig(model="m", max_num_batched_tokens=300_000), facts(free_memory_bytes=56 * GIB))
+    pool_bytes = wide.scheduler.num_blocks * wide.scheduler.block_bytes
+    assert 0 < pool_bytes < (56 * GIB - 2 * 6_738_415_616) / 2 - 10 * GIB
+
+
+def test_more_threads_than_the_machine_runs_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--num-threads must be at most 64 on this machine, where 2 CPUs"):
+        resolve_num_threads(EngineConfig(model="m", num_threads=1_000_000_000), 2)
+    assert resolve_num_threads(EngineConfig(model="m", num_threads=8), 2) == 8
+    assert resolve_num_threads(EngineConfig(model="m"), 2) == 2

@@ -1,6 +1,7 @@
 """Facts of the machine, whatever computes: CPUs that may be used, memory and disk that are free."""
 
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -9,6 +10,8 @@ __all__ = ["available_cpus", "free_disk_bytes", "free_memory_bytes"]
 
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
+OWN_SIZES = Path("/proc/self/statm")
+MEMINFO = Path("/proc/meminfo")
 UNREADABLE = float("inf")
 
 
@@ -19,8 +22,10 @@ def available_cpus() -> int:
 
 
 def free_memory_bytes() -> int:
-    """What this process can still allocate: the machine's available memory, or less where a cgroup has less left."""
-    return int(min([_meminfo_available(), *map(_cgroup_memory_left, _own_cgroups("memory"))]))
+    """Bytes that this process can still allocate: what the machine has available, or less where a cgroup or one of the
+    process's own limits leaves less."""
+    left = [_meminfo_available(), *map(_cgroup_memory_left, _own_cgroups("memory")), *_own_limits_left()]
+    return max(int(min(left)), 0)
 
 
 def free_disk_bytes(folder: str) -> int:
@@ -67,17 +72,29 @@ def _cpu_quota(cgroup: Path) -> float:
 
 
 def _cgroup_memory_left(cgroup: Path) -> float:
-    """The limit less what is used. Page cache counts as used, but the kernel drops it before it refuses memory."""
+    """The limit less what is used. Pages of files count as used, but the kernel drops them before it refuses memory."""
     for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         left = _number(cgroup / limit) - _number(cgroup / usage)
         if abs(left) < UNREADABLE:
             rows = dict(line.split(" ", 1) for line in (_read(cgroup / "memory.stat") or "").splitlines())
-            return left + int(rows.get("inactive_file", 0))
+            own = {name: rows.get(name, "0") for name in ("inactive_file", "active_file")}
+            # Version 1 counts a cgroup's children apart, as it does not in the usage.
+            return left + sum(int(rows.get(f"total_{name}", value)) for name, value in own.items())
     return UNREADABLE
 
 
+def _own_limits_left() -> Iterator[float]:
+    """What `ulimit -v` and `ulimit -d` leave of the address space and of private memory."""
+    # In pages: all that is mapped, resident, shared, code, a zero, data and stack.
+    sizes = [int(size) * os.sysconf("SC_PAGE_SIZE") for size in (_read(OWN_SIZES) or "").split()]
+    for limit, place in ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5)):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            yield soft - (sizes[place] if sizes else 0)
+
+
 def _meminfo_available() -> int:
-    meminfo = _read(Path("/proc/meminfo"))
+    meminfo = _read(MEMINFO)
     if meminfo is None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     rows = dict(line.split(":", 1) for line in meminfo.splitlines())

@@ -30,7 +30,7 @@ from octavo.layers.weights import WeightFormat, packed_bytes, quantized_form
 from octavo.models.loader import CausalLM, Encoder, load_encoder, load_model, multiplied_weights, open_checkpoint
 from octavo.options import EngineConfig
 from octavo.plan.facts import Facts
-from octavo.resolve import ResolvedConfig, resolve, resolve_quantization
+from octavo.resolve import ResolvedConfig, resolve, resolve_num_threads, resolve_quantization
 from octavo.runner.kv_cache import kv_layout
 from octavo.runner.model_runner import ModelRunner
 from octavo.runner.pooling_runner import PoolingRunner
@@ -106,7 +106,7 @@ def build_engine(config: EngineConfig, progress: StartProgress | None = None) ->
 
 def _gather_facts(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Device, Facts]:
     device = open_device(config.attention_backend)
-    num_threads = config.num_threads or available_cpus()
+    num_threads = resolve_num_threads(config, available_cpus())
     device.set_num_threads(num_threads)
     dtype = torch.float32 if config.dtype in ("float32", "float") else torch.bfloat16
     tensors = checkpoint.tensors.values()

@@ -11,10 +11,12 @@ from octavo.plan.facts import Facts, Reasons, gib
 
 __all__ = [
     "DTYPE_BYTES",
+    "check_step",
     "kv_block_bytes",
     "kv_bytes_per_token",
     "num_pool_blocks",
     "num_tier_blocks",
+    "step_bytes",
     "step_tokens",
     "weights_bytes",
 ]
@@ -24,6 +26,8 @@ QUANTIZED_BYTES = {"int8": 1.0625, "int4": 0.625}
 """Bytes of a weight with its share of a scale and a minimum."""
 KV_BYTES = {"float32": (4, 0), "bfloat16": (2, 0), "float16": (2, 0), "fp8": (1, 4), "int8": (1, 4)}
 """Bytes of one element of a key or value, and of the scale that all its elements share."""
+WIDTHS = 16
+"""Values of one token that a step holds at once, in multiples of the hidden size: an upper bound over the families."""
 STEP_SECONDS = 0.2
 """A CPU step of this length keeps streams smooth while a long prompt is read in, and is long enough to be efficient."""
 
@@ -70,16 +74,36 @@ def _default_step_tokens(config: EngineConfig, facts: Facts, reasons: Reasons) -
     return budget
 
 
+def step_bytes(model: ModelConfig, dtype: str, max_num_seqs: int, budget: int, max_model_len: int) -> int:
+    """About as many bytes as a step of so many tokens and requests computes with: activations, logits, and each
+    request's tokens and block tables."""
+    per_token = WIDTHS * model.hidden_size * DTYPE_BYTES[dtype]
+    per_request = 4 * (model.vocab_size + 2 * max_model_len)
+    return budget * per_token + (0 if model.is_encoder else max_num_seqs * per_request)
+
+
+def check_step(facts: Facts, weights: int, step: int) -> None:
+    """Raises ConfigError if there is no room for what a step computes with, beside so many bytes of weights."""
+    left = facts.free_memory_bytes - weights
+    if 0 < left < step:
+        raise ConfigError(
+            f"A step needs about {gib(step)}, and {gib(left)} of the {gib(facts.free_memory_bytes)} free are left "
+            "beside the weights. Lower --max-num-batched-tokens or --max-num-seqs."
+        )
+
+
 def num_pool_blocks(
     config: EngineConfig,
     facts: Facts,
     weights: int,
+    step: int,
     block_bytes: int,
     max_model_len: int,
     budget: int,
     reasons: Reasons,
 ) -> int:
-    """Blocks of the KV pool beside so many bytes of weights. Raises ConfigError if there is no room for one."""
+    """Blocks of the KV pool beside so many bytes of weights and of a step's values. Raises ConfigError if there is no
+    room for one."""
     if facts.model.is_encoder:
         if weights > facts.free_memory_bytes:
             raise ConfigError(
@@ -91,7 +115,7 @@ def num_pool_blocks(
         most_blocks(group.window, max_model_len, config.block_size, budget) for group in facts.model.kv_groups
     )
     most = config.max_num_seqs * blocks_per_seq * block_bytes
-    pool_bytes, pool_option = _pool_bytes(config, facts, weights, most, reasons)
+    pool_bytes, pool_option = _pool_bytes(config, facts, weights, step, most, reasons)
     if pool_bytes < block_bytes:
         raise ConfigError(
             f"The KV pool of {gib(max(pool_bytes, 0))} has no room for one block of {block_bytes} bytes: "
@@ -101,17 +125,26 @@ def num_pool_blocks(
     return pool_bytes // block_bytes
 
 
-def _pool_bytes(config: EngineConfig, facts: Facts, weights: int, most: int, reasons: Reasons) -> tuple[int, str]:
+def _pool_bytes(
+    config: EngineConfig, facts: Facts, weights: int, step: int, most: int, reasons: Reasons
+) -> tuple[int, str]:
     """Bytes of the KV pool, and the option that sets them."""
-    if config.kv_cache_memory_bytes is not None:
-        return config.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
     free = facts.free_memory_bytes
+    if config.kv_cache_memory_bytes is not None:
+        if config.kv_cache_memory_bytes > max(free - weights, 0):
+            raise ConfigError(
+                f"--kv-cache-memory-bytes asks for {gib(config.kv_cache_memory_bytes)}; {gib(free)} are free, of which "
+                f"the weights need {gib(weights)}. Lower it."
+            )
+        return config.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
     if config.gpu_memory_utilization is not None:
         pool = int(free * config.gpu_memory_utilization) - weights
         rule = f"{config.gpu_memory_utilization:.0%} of {gib(free)} free, less {gib(weights)} of weights"
     else:
-        pool = (free - weights) // 2
+        pool = min((free - weights) // 2, free - weights - step)
         rule = f"half of {gib(free)} free less {gib(weights)} of weights"
+        if pool < (free - weights) // 2:
+            rule = f"{gib(free)} free less {gib(weights)} of weights and {gib(step)} of a step's values"
     if pool >= most:
         pool, rule = most, "all that --max-num-seqs requests of --max-model-len tokens need"
     reasons.note("kv-cache-memory-bytes", gib(max(pool, 0)), rule)
