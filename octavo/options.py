@@ -76,20 +76,20 @@ class EngineConfig:
     download_dir: str | None = option(None, "Where Hub models are kept; default: Hugging Face's cache.")
     runner: str = option(
         "auto",
-        "generate text, or pool hidden states into embeddings; auto: as the model was made for.",
+        "What the model is used for: generate text, or pool hidden states into embeddings. auto: what it was made for.",
         choices=("auto", "generate", "pooling"),
     )
     dtype: str = option("auto", "Type of weights and activations; auto: the checkpoint's own.", choices=DTYPES)
     quantization: str = option(
         "auto",
-        "auto: a GGUF file's quantised blocks are computed with as they are, other weights are of --dtype; none: all "
-        "are of --dtype; int8, int4: weights are quantised as they are loaded, 32 to a scale.",
+        "auto keeps a GGUF file's quantised blocks and holds other weights in --dtype; none holds all weights in "
+        "--dtype; int8 and int4 quantise them at load, 32 to a scale.",
         choices=("auto", "none", "int8", "int4"),
     )
     activation_dtype: str = option(
         "auto",
-        "Type of what quantised weights are multiplied with; auto: int8, quantised as they are computed, 32 to a "
-        "scale; the others leave activations as they are, and set --dtype.",
+        "Type of the values that are multiplied with quantised weights. auto and int8 quantise them, 32 to a scale; "
+        "the other types keep them as they are computed, and set --dtype.",
         choices=("auto", "int8", "bfloat16", "float16", "float32"),
     )
     kv_cache_dtype: str = option(
@@ -104,27 +104,27 @@ class EngineConfig:
     max_num_seqs: int = option(128, "Most requests in one step.", least=1)
     max_num_batched_tokens: int | None = option(
         None,
-        "Most tokens in one step; default: on the CPU what takes about 200 ms by measurement, on a GPU 8192. "
-        "At least --max-model-len in encoders, which compute a text in one step.",
+        "Most tokens in one step. Default: what takes about 200 ms by measurement, 8192 at most. Encoders, which "
+        "compute a text in one step, take at least --max-model-len.",
         least=1,
     )
     block_size: int = option(16, "Tokens in a KV block: a multiple of 16.")
-    enable_prefix_caching: bool = option(True, "Keep the KV of finished prompts and reuse it.")
+    enable_prefix_caching: bool = option(True, "Keep the KV of finished requests and reuse it for the same prefixes.")
     kv_eviction_policy: str = option(
         "lru",
-        "Which kept KV block is given up first: the least recently used, the first kept, or any.",
+        "Which cached KV block is given up first: the least recently used, the first cached, or a random one.",
         choices=("lru", "fifo", "random"),
     )
     scheduling_policy: str = option(
         "fcfs",
-        "fcfs: first come, first served; priority: the lowest value of the request field priority first, which also "
-        "preempts higher ones. Every 256 steps of waiting count for one value less.",
+        "fcfs serves requests in order of arrival. priority serves the lowest value of the request field priority "
+        "first and preempts higher ones; 256 steps of waiting lower the value by one.",
         choices=("fcfs", "priority"),
     )
     admission_policy: str = option(
         "predicted",
-        "predicted: a request starts when the KV pool will probably hold it to its end, going by past outputs; "
-        "greedy: when the pool holds it now, which preempts more.",
+        "predicted starts a request when the KV pool will probably hold it to its end, judged by past outputs; "
+        "greedy starts it when the pool holds it now, which preempts more.",
         choices=("predicted", "greedy"),
     )
     gpu_memory_utilization: float | None = option(
@@ -138,18 +138,21 @@ class EngineConfig:
     )
     swap_space: float = option(
         0.0,
-        "GiB of a second tier of KV blocks: for preempted requests, evicted prefixes, sequences longer than the pool.",
+        "GiB of a second tier of KV blocks, for preempted requests, evicted prefixes and overlong sequences.",
         least=0,
     )
     num_swap_blocks: int | None = option(
-        None, "The same in blocks; where both are given the smaller wins.", metavar="NUM_SWAP_BLOCKS", least=0
+        None,
+        "Size of that tier in blocks. If both are given, the smaller size counts.",
+        metavar="NUM_SWAP_BLOCKS",
+        least=0,
     )
     kv_cache_dir: str | None = option(
-        None, "Folder for the file that holds the tier on the CPU; default: the one for temporary files."
+        None, "Folder of the tier's file on the CPU. Default: the folder for temporary files."
     )
     preemption_mode: str = option(
         "auto",
-        "What becomes of a preempted request's KV: it is recomputed, or swapped to the tier; auto: what costs less.",
+        "Whether a preempted request's KV is recomputed or swapped to the tier. auto: whatever costs less.",
         choices=("auto", "recompute", "swap"),
     )
     enforce_eager: bool = option(False, "Run each step op by op instead of replaying a captured one.")
@@ -157,17 +160,17 @@ class EngineConfig:
         "auto", "Which kernels compute: auto, CPU, or REFERENCE (plain torch).", choices=("auto", "CPU", "REFERENCE")
     )
     num_threads: int | None = option(
-        None, "CPU threads that compute; default: what affinity and the container's CPU quota allow.", least=1
+        None, "CPU threads that compute. Default: as many as affinity and the container's CPU quota allow.", least=1
     )
     async_scheduling: bool = option(False, "Schedule the next step while one computes.")
-    seed: int = option(0, "Seeds requests that bring no seed of their own.")
+    seed: int = option(0, "Seed for requests without one.")
     generation_config: str = option(
         "auto",
-        "Where sampling defaults come from; auto: the model's generation_config.json, none or vllm: nowhere.",
+        "Where sampling defaults come from. auto: the model's generation_config.json; none, vllm: OpenAI's defaults.",
         choices=("auto", "none", "vllm"),
     )
     override_generation_config: str | None = option(
-        None, "Sampling defaults that go before those, as a JSON object.", metavar="JSON"
+        None, "Sampling defaults that override those, as a JSON object.", metavar="JSON"
     )
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 Run as `python -m octavo.engine.process` by `api/engine_process.py`. Imports torch only once it watches its parent.
 """
 
+import errno
 import gc
 import os
 import shutil
@@ -16,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from octavo.engine.loop import Engine, EngineLoop
-from octavo.errors import OctavoError
+from octavo.errors import ConfigError, OctavoError
 from octavo.ipc.launch import NOT_FOR_THE_ENGINE, read_launch
 from octavo.ipc.messages import EngineFailed, EngineInfo, EngineReady
 from octavo.ipc.output import never_wait_for_readers
@@ -24,8 +25,14 @@ from octavo.ipc.pulse import Pulse, start_beating
 from octavo.ipc.sockets import EngineSocket
 from octavo.options import EngineConfig
 
-__all__ = ["BuildEngine", "main"]
+__all__ = ["BuildEngine", "failure", "main"]
 
+NO_MEMORY = ("allocate memory", "not enough memory", "failed to map segment")
+"""Words of torch's allocator, and of the loader when torch itself has no room."""
+MORE_MEMORY = (
+    "Raise the limit on this process's memory (ulimit -v, or the container's), or lower --kv-cache-memory-bytes, "
+    "--max-num-seqs or --max-num-batched-tokens."
+)
 BuildEngine = Callable[[EngineConfig], tuple[Engine, EngineInfo]]
 
 
@@ -37,10 +44,18 @@ def _end_with_parent(folder: str) -> None:
     os._exit(0)
 
 
-def _failure(error: Exception) -> EngineFailed:
+def failure(error: Exception) -> EngineFailed:
+    """What the API process is told. Nobody needs the traceback of an octavo error, or of memory that ran out."""
+    if _is_out_of_memory(error):
+        return EngineFailed(ConfigError.__name__, f"The engine has not enough memory ({error}). {MORE_MEMORY}")
     if not isinstance(error, OctavoError):
-        traceback.print_exc()
+        traceback.print_exception(error)
     return EngineFailed(type(error).__name__, str(error) or repr(error))
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    is_told = any(words in str(error) for words in NO_MEMORY)
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or is_told
 
 
 def _build_engine(config: EngineConfig) -> tuple[Engine, EngineInfo]:
@@ -72,7 +87,7 @@ def main(build: BuildEngine | None = None) -> int:
         gc.freeze()  # what the start made stays: no collection walks over it in the middle of a step
         loop.run()
     except Exception as error:
-        channel.send(_failure(error))
+        channel.send(failure(error))
     channel.close()
     return 1
 

@@ -26,17 +26,17 @@ class ServerConfig:
         None, "Chat template, a file with one, or the name of one of the model's, instead of its default."
     )
     trust_request_chat_template: bool = option(
-        False, "Let requests bring a chat template of their own: a program, which can take long."
+        False, "Let requests bring their own chat template. It is a program, and may run for long."
     )
     tool_call_parser: str | None = option(
-        None, "How the model writes tool calls; default: found from the chat template.", choices=(*TOOL_FORMATS, "none")
+        None, "How the model writes tool calls. Default: found from the chat template.", choices=(*TOOL_FORMATS, "none")
     )
     reasoning_parser: str | None = option(
         None,
-        "How the model marks its reasoning; default: found from the chat template.",
+        "How the model marks its reasoning. Default: found from the chat template.",
         choices=(*REASONING_FORMATS, "none"),
     )
-    strict: bool = option(False, "Refuse requests with fields that nobody knows, instead of naming them in a header.")
+    strict: bool = option(False, "Refuse requests with unknown fields, instead of naming the fields in a header.")
     access_log: str = option(
         "text",
         "How each request is logged: a line of text, a JSON object, or not at all.",
@@ -70,7 +70,7 @@ class ServerConfig:
         "environment is read too: a list of processes shows neither.",
     )
     ssl_keyfile: str | None = option(None, "Private key, to serve HTTPS.")
-    ssl_certfile: str | None = option(None, "Certificate, with those that it was signed with after it.")
+    ssl_certfile: str | None = option(None, "Certificate, followed by those of intermediate authorities.")
     ssl_ca_certs: str | None = option(
         None, "Certificates of authorities. Every client must then show a certificate that one of them signed."
     )
