@@ -17,6 +17,7 @@ from octavo.errors import InvalidRequestError
 __all__ = ["BeamSearchOptions", "BeamSearchParams", "SamplingParams", "StructuredOutputs"]
 
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 4096  # of all stop strings together
 MAX_BAD_WORDS = 256
@@ -149,13 +150,14 @@ NO_BEAM_SEARCH: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("bad_words", ((),)),
     ("min_tokens", (0,)),
     ("stop", ((),)),
+    ("logprob_token_ids", ((),)),
     ("prompt_logprobs", (None,)),
     ("structured_outputs", (None,)),
 )
 """Fields that beam search has no place for, and the values that ask for nothing."""
 
 
-NOTHING: dict[str, Any] = {"logit_bias": {}, "bad_words": (), "stop": (), "stop_token_ids": ()}
+NOTHING: dict[str, Any] = {"logit_bias": {}, "bad_words": (), "stop": (), "stop_token_ids": (), "logprob_token_ids": ()}
 """What None means, which is vLLM's default for these."""
 
 
@@ -208,6 +210,8 @@ class SamplingParams:
     """Go on after the model's end-of-sequence token."""
     logprobs: int | None = None
     """Return the log-probability of each generated token and of this many most likely ones (0: the token's own)."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Return the log-probabilities of these tokens, in their order, in place of the most likely ones'."""
     prompt_logprobs: int | None = None
     """The same for each token of the prompt but the first. Such a request does not read the prefix cache."""
     structured_outputs: StructuredOutputs | None = None
@@ -267,6 +271,13 @@ class SamplingParams:
             if (number := getattr(self, name)) is not None:
                 _check_int(name, number, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}")
 
+        object.__setattr__(self, "logprob_token_ids", tuple(self.logprob_token_ids))
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidRequestError("logprob_token_ids needs logprobs.", param="logprob_token_ids")
+        if len(self.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+            _fail("logprob_token_ids", len(self.logprob_token_ids), f"at most {MAX_LOGPROB_TOKEN_IDS} token ids")
+        for token_id in self.logprob_token_ids:
+            _check_int("logprob_token_ids", token_id, 0, math.inf, "made of token ids of at least 0")
         if self.beam_search is not None:
             self._check_beam_search()
 
@@ -324,6 +335,7 @@ class SamplingParams:
         for name, ids in (
             ("logit_bias", self.logit_bias),
             ("stop_token_ids", self.stop_token_ids),
+            ("logprob_token_ids", self.logprob_token_ids),
             ("allowed_token_ids", self.allowed_token_ids or ()),
             ("bad_words", [token_id for sequence in self.bad_words_token_ids for token_id in sequence]),
         ):

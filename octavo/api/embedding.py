@@ -8,7 +8,9 @@ from octavo.core.step import RequestDelta
 from octavo.errors import InvalidRequestError, RequestFailedError
 from octavo.ipc.messages import EngineInfo
 
-__all__ = ["check_dimensions", "cut_off", "pooling_of", "vector_of"]
+__all__ = ["Vector", "check_activation", "check_dimensions", "cut_off", "pooling_of", "vector_of"]
+
+Vector = npt.NDArray[np.float32]
 
 
 def pooling_of(info: EngineInfo) -> PoolingConfig:
@@ -52,8 +54,19 @@ def cut_off(truncate_prompt_tokens: int | None, max_model_len: int) -> int | Non
     )
 
 
-def vector_of(delta: RequestDelta, pooling: PoolingConfig, dimensions: int | None = None) -> npt.NDArray[np.float32]:
-    """The request's embedding, cut to `dimensions` and then brought back to length 1 where the model's have it.
+def check_activation(asked: bool | None, info: EngineInfo) -> None:
+    """Raises InvalidRequestError where the vectors' own lengths are asked for, and the model's have none."""
+    if asked is False and pooling_of(info).normalize:
+        raise InvalidRequestError(
+            "use_activation can't be false: this model's embeddings are made with length 1.", param="use_activation"
+        )
+
+
+def vector_of(
+    delta: RequestDelta, pooling: PoolingConfig, dimensions: int | None = None, normalizes: bool | None = None
+) -> Vector:
+    """The request's embedding, cut to `dimensions`. `normalizes`: whether it is brought to length 1 then; None: as the
+    model's are.
 
     Raises RequestFailedError where the engine gave the request up.
     """
@@ -62,7 +75,10 @@ def vector_of(delta: RequestDelta, pooling: PoolingConfig, dimensions: int | Non
     if delta.embedding is None:
         raise RequestFailedError(delta.error or "The engine aborted the request.")
     vector = np.frombuffer(delta.embedding, dtype="<f4")
-    if dimensions is None or dimensions >= len(vector):
-        return vector
-    vector = vector[:dimensions]
-    return vector / max(np.linalg.norm(vector), np.float32(1e-12)) if pooling.normalize else vector
+    is_cut = dimensions is not None and dimensions < len(vector)
+    vector = vector[:dimensions] if is_cut else vector
+    wanted = pooling.normalize if normalizes is None else normalizes
+    if wanted and (is_cut or not pooling.normalize):
+        length: np.float32 = max(np.linalg.norm(vector), np.float32(1e-12))
+        return np.asarray(vector / length, np.float32)
+    return vector

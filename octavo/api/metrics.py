@@ -5,13 +5,14 @@ running + finished by reason. Latencies are observed here, in the API process.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from octavo.core.scheduler_stats import SchedulerStats
+from octavo.core.scheduler_stats import STEP_SIZES, SchedulerStats
 
 __all__ = ["EngineMetrics"]
 
@@ -20,6 +21,7 @@ FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.
 TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
+HTTP_METHODS = frozenset(["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"])
 REFUSAL_REASONS = ("queued_reqs", "queued_tokens")
 
 IDLE = SchedulerStats(
@@ -59,12 +61,10 @@ class EngineMetrics:
         self._inter_token = histogram(
             "inter_token_latency_seconds", "Between a request's tokens, the first excepted.", TOKEN_BUCKETS
         )
-        self._whole = histogram(
-            "e2e_request_latency_seconds", "From a request's arrival to its last token.", REQUEST_BUCKETS
-        )
-        self._whole_alias = histogram(
-            "request_latency_seconds", "The same as vllm:e2e_request_latency_seconds.", REQUEST_BUCKETS
-        )
+        self._wholes = [
+            histogram("e2e_request_latency_seconds", "From a request's arrival to its last token.", REQUEST_BUCKETS),
+            histogram("request_latency_seconds", "The same as vllm:e2e_request_latency_seconds.", REQUEST_BUCKETS),
+        ]
         self._prefill = histogram(
             "prefill_latency_seconds", "From arrival to the first token of a finished request.", REQUEST_BUCKETS
         )
@@ -80,9 +80,20 @@ class EngineMetrics:
             ["model_name", "reason"],
             registry=self._registry,
         )
+        self._http = Counter(
+            "http_requests",
+            "HTTP requests by the route's path, the method and the kind of status.",
+            ["model_name", "handler", "method", "status"],
+            registry=self._registry,
+        )
         for reason in REFUSAL_REASONS:
             self._refused.labels(model_name, reason)
         self._model_name = model_name
+
+    def count_http(self, method: str, handler: str, status: int) -> None:
+        """A request that was answered, by the path of its route ("none" without one)."""
+        method = method if method in HTTP_METHODS else "other"
+        self._http.labels(self._model_name, handler, method, f"{status // 100}xx").inc()
 
     def exposition(self) -> bytes:
         """Prometheus's text format."""
@@ -104,8 +115,8 @@ class EngineMetrics:
 
     def observe_whole(self, whole: float) -> None:
         """Of a request without tokens of its own, such as an embedding."""
-        self._whole.observe(whole)
-        self._whole_alias.observe(whole)
+        for histogram in self._wholes:
+            histogram.observe(whole)
 
     def observe_finished(self, to_first_token: float, whole: float) -> None:
         self.observe_whole(whole)
@@ -124,6 +135,16 @@ class _StatsCollector(Collector):
         finished = stats.num_finished
         yield self._gauge("num_requests_running", "Requests in the running batch.", stats.num_running)
         yield self._gauge("num_requests_waiting", "Requests waiting to be scheduled.", stats.num_waiting)
+        reasons = {"capacity": stats.num_waiting - stats.num_unready, "deferred": stats.num_unready}
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests waiting to be scheduled: for room, or deferred until their grammar is compiled.",
+            labels=["model_name", "reason"],
+        )
+        for reason, number in reasons.items():
+            waiting.add_metric([*self._labels, reason], number)
+        yield waiting
+        yield self._step_sizes(stats)
         yield self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, from 0 to 1.", usage)
         yield self._gauge("gpu_cache_usage", "The same as vllm:kv_cache_usage_perc.", usage)
         free = stats.num_blocks - stats.num_used_blocks
@@ -147,6 +168,15 @@ class _StatsCollector(Collector):
             documentation = "Of the rate at which memory is read, that of the latest decode steps."
             yield self._gauge("memory_roof_share", documentation, share, prefix="octavo")
         yield from self._own_counters(stats)
+
+    def _step_sizes(self, stats: SchedulerStats) -> Metric:
+        metric = HistogramMetricFamily(
+            "vllm:iteration_tokens_total", "Tokens that each step of the engine computed.", labels=["model_name"]
+        )
+        counts = accumulate(stats.num_steps_by_size or [0] * (len(STEP_SIZES) + 1))
+        bounds = [*(f"{size}.0" for size in STEP_SIZES), "+Inf"]
+        metric.add_metric(self._labels, list(zip(bounds, counts, strict=True)), stats.num_step_tokens)
+        return metric
 
     def _gauge(self, name: str, documentation: str, value: float, prefix: str = "vllm") -> Metric:
         metric = GaugeMetricFamily(f"{prefix}:{name}", documentation, labels=["model_name"])

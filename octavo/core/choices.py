@@ -30,6 +30,10 @@ class Choices:
         self._forks: dict[int, ChoiceGroup] = {}  # by follower
         self._unready: set[int] = set()  # wait for their grammars
 
+    @property
+    def num_unready(self) -> int:
+        return len(self._unready)
+
     def add(self, request: Request, is_ready: bool, leader: Request | None) -> None:
         """A new request; its leader, if it has one, was not scheduled yet."""
         if not is_ready:

@@ -174,6 +174,7 @@ class Scheduler:
             return SchedulerOutput(self._builder.step_id, [])
         step = self._builder.build(self._kv.begin_step(self._builder.step_id))
         self._in_flight.begin(step)
+        self._totals.count_step(step.num_tokens)
         return step
 
     def update(self, scheduler_output: SchedulerOutput, result: ModelRunnerOutput) -> list[RequestDelta]:
@@ -354,7 +355,9 @@ class Scheduler:
     # ---- looking in
 
     def stats(self) -> SchedulerStats:
-        return self._totals.stats(self.config, self._kv, self._forecast, len(self._waiting), len(self._running))
+        return self._totals.stats(
+            self.config, self._kv, self._forecast, len(self._waiting), len(self._running), self._choices.num_unready
+        )
 
     def check(self) -> None:
         """Assert the invariants, of all parts too."""

@@ -4,7 +4,10 @@ from msgspec import Struct
 
 from octavo.core.step import FinishReason
 
-__all__ = ["SchedulerStats"]
+__all__ = ["STEP_SIZES", "SchedulerStats"]
+
+STEP_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""vLLM's bounds for the tokens of a step."""
 
 
 class SchedulerStats(Struct, frozen=True, kw_only=True, gc=False):
@@ -25,6 +28,12 @@ class SchedulerStats(Struct, frozen=True, kw_only=True, gc=False):
     """Prompt tokens of admitted requests."""
     num_generation_tokens: int
     """Accepted output tokens; never decreases."""
+    num_unready: int = 0
+    """Those that wait because a grammar is being compiled, and not for room."""
+    num_steps_by_size: list[int] = []
+    """Steps by the first of STEP_SIZES that is no less than their tokens; last, those with more."""
+    num_step_tokens: int = 0
+    """Tokens of all steps."""
     num_swap_preemptions: int = 0
     """Those of the preemptions that kept the request's blocks in the tier."""
     num_swapped: int = 0

@@ -1,12 +1,13 @@
 """Totals: what a scheduler has counted since the start, and the stats that are made of it."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from octavo.core.forecast import Forecast
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import Request
 from octavo.core.scheduler_config import SchedulerConfig
-from octavo.core.scheduler_stats import SchedulerStats
+from octavo.core.scheduler_stats import STEP_SIZES, SchedulerStats
 from octavo.core.step import FinishReason
 from octavo.core.swap_cost import PreemptionChoice
 
@@ -28,6 +29,12 @@ class Totals:
     generation_tokens: int = 0
     """Accepted. Falls where a reader of the output takes some back."""
     generation_tokens_shown: int = 0
+    steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
+    step_tokens: int = 0
+
+    def count_step(self, num_tokens: int) -> None:
+        self.steps_by_size[bisect_left(STEP_SIZES, num_tokens)] += 1
+        self.step_tokens += num_tokens
 
     def count_cached(self, request: Request, num_tier_tokens: int, is_looked_up: bool) -> None:
         """What a request found in the cache when it was scheduled first, and how much of it in the tier alone."""
@@ -36,13 +43,22 @@ class Totals:
         self.tier_cached_tokens += min(num_tier_tokens, request.num_computed_tokens)
 
     def stats(
-        self, config: SchedulerConfig, kv: KVCacheManager, forecast: Forecast, num_waiting: int, num_running: int
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        forecast: Forecast,
+        num_waiting: int,
+        num_running: int,
+        num_unready: int,
     ) -> SchedulerStats:
         self.generation_tokens_shown = max(self.generation_tokens_shown, self.generation_tokens)  # may pause, not fall
         tier = None if kv.residency is None else kv.residency.tier
         return SchedulerStats(
             num_waiting=num_waiting,
             num_running=num_running,
+            num_unready=num_unready,
+            num_steps_by_size=list(self.steps_by_size),
+            num_step_tokens=self.step_tokens,
             num_used_blocks=kv.pool.num_used,
             num_blocks=config.num_blocks,
             num_received=self.received,

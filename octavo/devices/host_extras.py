@@ -75,6 +75,7 @@ class Extra:
     def __init__(self, request: NewRequest, vocab_size: int, constraints: Constraints) -> None:
         params = request.sampling_params
         self.num_logprobs = request.num_candidates or params.logprobs
+        self.logprob_token_ids = params.logprob_token_ids
         self._params = params
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._constraints = constraints

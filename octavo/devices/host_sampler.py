@@ -101,9 +101,10 @@ class HostSampler:
             token_ids = sampled.token_ids[i]
             extra.accept(token_ids)
             if i in raw:
-                num_top = extra.num_logprobs or 0
+                num_top, chosen = extra.num_logprobs or 0, extra.logprob_token_ids
                 sampled.logprobs[i] = [
-                    token_logprobs(row, token_id, num_top) for row, token_id in zip(raw[i], token_ids, strict=False)
+                    token_logprobs(row, token_id, num_top, chosen)
+                    for row, token_id in zip(raw[i], token_ids, strict=False)
                 ]
         return sampled
 

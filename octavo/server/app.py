@@ -6,12 +6,12 @@ from octavo import __version__
 from octavo.server.http import health
 from octavo.server.http.errors import install_error_handlers
 from octavo.server.http.openapi import install_openapi
-from octavo.server.routes import chat, completions, embeddings, models, operations, tokens
+from octavo.server.routes import chat, completions, embeddings, invocations, models, operations, tokens
 from octavo.server.service import Service
 
 __all__ = ["create_app"]
 
-ROUTES = (chat, completions, embeddings, models, tokens, operations, health)
+ROUTES = (chat, completions, embeddings, invocations, models, tokens, operations, health)
 
 
 def create_app(service: Service) -> FastAPI:

@@ -85,12 +85,15 @@ class PromptMaker:
         return Prompt(token_ids, text)
 
     async def of_inputs(
-        self, inputs: list[str | list[int]], add_special_tokens: bool, most: int | None
+        self, inputs: list[str | list[int]], add_special_tokens: bool, most: int | None, keeps_end: bool = False
     ) -> list[list[int]]:
-        """Texts or token ids that are to be embedded, each cut after its first `most` tokens."""
+        """Texts or token ids that are to be embedded, of each of which `most` tokens are kept."""
 
         def encode(text: str | list[int]) -> list[int]:
-            return self.tokenizer.encode(text, add_special_tokens, most) if isinstance(text, str) else text[:most]
+            if isinstance(text, str) and not keeps_end:
+                return self.tokenizer.encode(text, add_special_tokens, most)
+            token_ids = self.tokenizer.encode(text, add_special_tokens) if isinstance(text, str) else text
+            return token_ids if most is None else token_ids[-most:] if keeps_end else token_ids[:most]
 
         num_characters = sum(len(text) for text in inputs if isinstance(text, str))
         return await _run(lambda: list(map(encode, inputs)), num_characters)

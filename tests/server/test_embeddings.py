@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -130,6 +131,68 @@ def test_what_can_not_be_embedded_is_the_request_s_fault(
     response = post(web, **body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
     assert len(vectors(post(web, input="the next one is served"))) == 1
+
+
+FORMATS: dict[str, tuple[Any, float]] = {
+    "float32": (torch.float32, 0),
+    "float16": (torch.float16, 1e-3),
+    "bfloat16": (torch.bfloat16, 1e-2),
+    "fp8_e4m3": (torch.float8_e4m3fn, 0.05),
+    "fp8_e5m2": (torch.float8_e5m2, 0.1),
+}
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_vectors_come_in_every_number_format_and_byte_order(web: httpx.Client, dtype: str) -> None:
+    (floats,) = vectors(post(web, input="the fox"))
+    kind, _ = FORMATS[dtype]
+    rounded = torch.tensor(floats).to(kind)
+    for order in ("native", "little", "big"):
+        form = {"embed_dtype": dtype, "endianness": order}
+        (text,) = vectors(post(web, input="the fox", encoding_format="base64", **form))
+        content = base64.b64decode(text)
+        size = len(content) // len(floats)
+        numbers = np.frombuffer(content, f"{'>' if order == 'big' else '<'}u{size}").astype(f"u{size}")
+        assert np.array_equal(numbers, np.frombuffer(rounded.view(torch.uint8).numpy().tobytes(), f"u{size}"))
+        response = post(web, input=["the dog", "the fox"], encoding_format="bytes", **form)
+        assert response.headers["content-type"] == "application/octet-stream"
+        metadata = json.loads(response.headers["metadata"])
+        place = metadata["data"][1]
+        assert response.content[place["start"] : place["end"]] == content
+        assert (place["index"], place["shape"]) == (1, [64])
+        assert (place["embed_dtype"], place["endianness"]) == (dtype, order)
+        assert metadata["usage"]["prompt_tokens"] > 0
+        only = post(web, input=["the dog", "the fox"], encoding_format="bytes_only", **form)
+        assert only.content == response.content
+        assert "metadata" not in only.headers
+
+
+def test_pooling_and_invocations_embed_too(web: httpx.Client) -> None:
+    (floats,) = vectors(post(web, input="the fox"))
+    pooled = web.post("/pooling", json={"input": "the fox", "task": "embed"}).json()
+    assert [entry["data"] for entry in pooled["data"]] == [floats]
+    assert pooled["data"][0]["object"] == "pooling"
+    assert vectors(web.post("/invocations", json={"input": "the fox"})) == [floats]
+    assert web.post("/invocations", json={"input": "the fox", "task": "embed"}).json()["data"] == pooled["data"]
+    for task in ("classify", "token_embed", "plugin"):
+        response = web.post("/pooling", json={"input": "the fox", "task": task})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "task")
+    assert web.post("/invocations", json={"prompt": "x"}).json()["error"]["param"] == "model"
+
+
+def test_the_length_of_vectors_and_the_side_that_is_cut(web: httpx.Client) -> None:
+    (floats,) = vectors(post(web, input="the fox"))
+    assert vectors(post(web, input="the fox", use_activation=True)) == [floats]
+    assert post(web, input="the fox", use_activation=False).json()["error"]["param"] == "use_activation"
+    ids = web.post("/tokenize", json={"prompt": "the quick brown fox"}).json()["tokens"]
+    for side, kept in (("left", ids[-3:]), ("right", ids[:3]), (None, ids[:3])):
+        cut = post(web, input=ids, truncate_prompt_tokens=3, truncation_side=side)
+        assert vectors(cut) == vectors(post(web, input=kept))
+    for field in ("embed_dtype", "endianness", "truncation_side"):
+        assert post(web, input="a", **{field: "bad"}).json()["error"]["param"] == field
+    assert post(web, input="a", messages=[]).json()["error"]["param"] == "input"
+    assert post(web, messages=[{"role": "user", "content": "x"}]).json()["error"]["param"] == "messages"
+    assert post(web, input="a", cache_salt="").json()["error"]["param"] == "cache_salt"
 
 
 JUNK = st.recursive(

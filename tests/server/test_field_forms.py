@@ -133,3 +133,27 @@ def test_an_echoed_stream_has_the_prompt_s_token_ids_in_its_first_chunk(http: ht
         assert not any("prompt_token_ids" in choice for choice in rest)
         said: list[Any] = [token_id for choice in (first, *rest) for token_id in choice["token_ids"]]
         assert len(said) == 3
+
+
+def test_invocations_go_where_their_fields_belong(http: httpx.Client) -> None:
+    chat = http.post("/invocations", json={"messages": USER, "max_tokens": 2.0}).json()
+    assert (chat["object"], chat["choices"][0]["message"]["content"]) == ("chat.completion", "ab")
+    text = http.post("/invocations", json={"prompt": "<say>x", "model": "scripted"}).json()
+    assert (text["object"], text["choices"][0]["text"]) == ("text_completion", "x")
+    for body, param in (
+        ({}, None), ({"messages": "x"}, "messages"), ({"prompt": "x", "n": 0}, "n"), ({"input": "x"}, None),
+    ):  # fmt: skip
+        response = http.post("/invocations", json=body)
+        assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_chosen_tokens(http: httpx.Client, stream: bool) -> None:
+    for path, body, param in (
+        (TEXT, {"prompt": "x", "logprob_token_ids": [5]}, "logprob_token_ids"),
+        (CHAT, {"messages": USER, "logprob_token_ids": [5]}, "logprob_token_ids"),
+        (TEXT, {"prompt": "x", "logprobs": 1, "logprob_token_ids": [300]}, "logprob_token_ids"),
+        (TEXT, {"prompt": "x", "logprobs": 1, "logprob_token_ids": [-1]}, "logprob_token_ids"),
+        (TEXT, {"prompt": "x", "logprobs": 1, "logprob_token_ids": [5] * 129}, "logprob_token_ids"),
+    ):
+        assert error_of(http.post(path, json=body | {"stream": stream}))["param"] == param

@@ -198,7 +198,8 @@ def test_fields_that_change_nothing_are_taken_without_a_warning(http: httpx.Clie
 
 @pytest.fixture(scope="module")
 def strict(tokenizer_folder: Path) -> Any:
-    options = ["--strict", "--trust-request-chat-template", "--override-generation-config", '{"max_new_tokens": 3}']
+    options = ["--strict", "--trust-request-chat-template", "--served-model-name", "first", "second", "third/name"]
+    options += ["--override-generation-config", '{"max_new_tokens": 3}']
     with scripted(tokenizer_folder, *options) as server, httpx.Client(base_url=server.url, timeout=30) as http:
         server.wait_ready()
         yield http, server
@@ -245,3 +246,15 @@ def test_a_role_that_the_template_drops_is_warned_of(strict: tuple[httpx.Client,
     assert warned.json()["choices"][0]["message"]["content"] == "abc"
     assert '"critic"' in warned.headers["x-octavo-warning"]
     assert "x-octavo-warning" not in http.post(CHAT, json={"messages": messages}).headers
+
+
+def test_a_model_has_several_names(strict: tuple[httpx.Client, RunningServer]) -> None:
+    http, _ = strict
+    names = ["first", "second", "third/name"]
+    assert [card["id"] for card in http.get("/v1/models").json()["data"]] == names
+    for name in names:
+        assert http.get(f"/v1/models/{name}").json()["id"] == name
+        assert post(http, CHAT, messages=USER, model=name)["model"] == "first"
+    assert post(http, TEXT, prompt="<say>x")["model"] == "first"
+    assert http.post(TEXT, json={"prompt": "x", "model": "fourth"}).status_code == 404
+    assert http.get("/v1/models/fourth").status_code == 404

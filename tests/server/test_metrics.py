@@ -25,6 +25,8 @@ GAUGES = [
     "vllm:kv_cache_usage_perc",
     "vllm:gpu_cache_usage",
     "vllm:num_available_blocks",
+    "vllm:num_requests_waiting_by_reason[capacity]",
+    "vllm:num_requests_waiting_by_reason[deferred]",
 ]
 HISTOGRAMS = [
     "vllm:time_to_first_token_seconds",
@@ -34,6 +36,7 @@ HISTOGRAMS = [
     "vllm:prefill_latency_seconds",
     "vllm:decode_latency_seconds",
     "vllm:request_queue_time_seconds",
+    "vllm:iteration_tokens_total",
 ]
 OWN_COUNTERS = [
     "octavo:preemptions_total[recompute]",
@@ -82,7 +85,7 @@ def test_known_traffic_gives_known_values(http: httpx.Client) -> None:
     assert http.post(TEXT, json={"prompt": "<nan><say>abcdef"}).status_code == 500
     assert http.post(TEXT, json={"prompt": "<slow><say>stop here", "stop": "p"}).status_code == 200
     after = scrape_idle(http)
-    change = {name: after[name] - before[name] for name in after}
+    change = {name: after[name] - before.get(name, 0) for name in after}
     assert change["vllm:num_requests_total"] == 4
     assert change["vllm:request_success_total[length]"] == 1
     assert change["vllm:request_success_total[stop]"] == 2
@@ -103,6 +106,11 @@ def test_known_traffic_gives_known_values(http: httpx.Client) -> None:
     assert change["vllm:e2e_request_latency_seconds_count"] == change["vllm:request_latency_seconds_count"] == 3
     assert change["vllm:prefill_latency_seconds_count"] == change["vllm:decode_latency_seconds_count"] == 3
     assert change["vllm:inter_token_latency_seconds_count"] >= 3 + 24 + 1 + 3
+    assert change["http_requests_total[/v1/completionsPOST2xx]"] == 3
+    assert change["http_requests_total[/v1/completionsPOST5xx]"] == 1
+    assert change["vllm:iteration_tokens_total_count"] >= 4 + 25 + 2 + 4
+    num_computed = num_prompt_tokens - 16 + 3 + 24 + 1 + 3  # the last token of each is not computed
+    assert num_computed <= change["vllm:iteration_tokens_total_sum"] <= num_computed + 8
     assert after["vllm:num_available_blocks"] == 512
     assert after["vllm:kv_cache_usage_perc"] == 0
 
@@ -114,6 +122,7 @@ def test_received_is_waiting_running_and_finished_at_any_moment(http: httpx.Clie
         values = scrape(http)
         assert values["vllm:num_requests_running"] == 16
         assert values["vllm:num_requests_waiting"] == 4
+        assert values["vllm:num_requests_waiting_by_reason[capacity]"] == 4
         assert values["vllm:kv_cache_usage_perc"] > 0
         for _ in lines:
             values = scrape(http)

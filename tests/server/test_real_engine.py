@@ -162,3 +162,28 @@ def test_beams_of_a_chat_are_distinct_and_without_logprobs_unless_asked(client: 
     assert [choice.logprobs for choice in answer.choices] == [None] * 4
     assert answer.usage is not None
     assert answer.usage.completion_tokens <= 40
+
+
+def test_log_probabilities_of_chosen_tokens_are_those_of_all(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"model": "tiny", "prompt": [60, 61], "max_tokens": 4, "seed": 3}
+    names = {"return_tokens_as_token_ids": True}
+    wide = client.completions.create(**request, logprobs=20, extra_body=names).choices[0].logprobs
+    assert wide is not None
+    assert wide.top_logprobs is not None
+    for i, top in enumerate(wide.top_logprobs):
+        some = [int(name.removeprefix("token_id:")) for name in top][3:6]
+        narrow = client.completions.create(**request, logprobs=0, extra_body=names | {"logprob_token_ids": some})
+        found = narrow.choices[0].logprobs
+        assert found is not None
+        assert found.top_logprobs is not None
+        assert found.top_logprobs[i] == {f"token_id:{t}": top[f"token_id:{t}"] for t in some} | {
+            found.tokens[i]: found.token_logprobs[i]  # type: ignore[index]
+        }
+    chat = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "x"}], max_tokens=2, logprobs=True,
+        extra_body={"logprob_token_ids": [100, 7]} | names,
+    )  # fmt: skip
+    assert chat.choices[0].logprobs is not None
+    content = chat.choices[0].logprobs.content
+    assert content is not None
+    assert all([entry.token for entry in token.top_logprobs] == ["token_id:100", "token_id:7"] for token in content)

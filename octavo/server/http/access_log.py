@@ -8,6 +8,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,8 +45,11 @@ def open_log(format: str) -> None:
 
 
 class AccessLog:
-    def __init__(self, app: ASGIApp, format: str) -> None:
+    """`count` is told the method, the route's path and the status of each answer."""
+
+    def __init__(self, app: ASGIApp, format: str, count: Callable[[str, str, int], None]) -> None:
         self._app = app
+        self._count = count
         self._line = _json_line if format == "json" else _text_line
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,6 +68,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            self._count(scope["method"], getattr(scope.get("route"), "path", "none"), status)
             if _logger.isEnabledFor(logging.INFO):
                 _logger.info(self._line(_fields(scope, status, time.perf_counter() - start)))
 

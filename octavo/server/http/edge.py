@@ -5,6 +5,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from octavo.api.metrics import EngineMetrics
 from octavo.server.http.access_log import HEADER, AccessLog
 from octavo.server.http.errors import Error, error_body
 from octavo.server.http.guard import ApiKeys, Bodies, load_keys
@@ -22,7 +23,7 @@ class _Cors(CORSMiddleware):
         return Response(error_body(error), 403, media_type="application/json")
 
 
-def with_edge(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+def with_edge(app: ASGIApp, config: ServerConfig, metrics: EngineMetrics) -> ASGIApp:
     """Raises ConfigError for keys that can't be read."""
     app = Bodies(app, config.max_body_bytes)
     if keys := load_keys(config):
@@ -35,4 +36,4 @@ def with_edge(app: ASGIApp, config: ServerConfig) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=[HEADER.decode()],
         )
-    return AccessLog(app, config.access_log)
+    return AccessLog(app, config.access_log, metrics.count_http)

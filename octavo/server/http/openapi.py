@@ -16,7 +16,8 @@ from octavo.server.http.errors import ErrorBody
 from octavo.server.http.health import OPEN_PATHS, Health
 from octavo.server.routes.chat import ChatCompletionRequest
 from octavo.server.routes.completions import CompletionRequest
-from octavo.server.routes.embeddings import EmbeddingList, EmbeddingRequest
+from octavo.server.routes.embeddings import EmbeddingList, EmbeddingRequest, PooledList, PoolingRequest
+from octavo.server.routes.invocations import Invocation
 from octavo.server.routes.models import ModelCard, ModelList
 from octavo.server.routes.operations import Version
 from octavo.server.routes.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
@@ -46,17 +47,25 @@ BODY_ERRORS = tuple(ERRORS)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a 200 holds; None is plain text. `events` are what a streamed answer is made of, `body` what is sent."""
+    """What a 200 holds; None is plain text. `events` are what a streamed answer is made of, `body` what is sent.
+    `is_binary`: it may also be bytes."""
 
     content: type[msgspec.Struct] | None
     events: type[msgspec.Struct] | None = None
     body: type[BaseModel] | None = None
+    is_binary: bool = False
+    others: tuple[type[msgspec.Struct], ...] = ()
+    """What else it may hold in place of `content`."""
 
 
 ANSWERS = {
     "/v1/chat/completions": Answer(ChatCompletion, ChatChunk, body=ChatCompletionRequest),
     "/v1/completions": Answer(TextCompletion, TextCompletion, body=CompletionRequest),
-    "/v1/embeddings": Answer(EmbeddingList, body=EmbeddingRequest),
+    "/v1/embeddings": Answer(EmbeddingList, body=EmbeddingRequest, is_binary=True),
+    "/pooling": Answer(PooledList, body=PoolingRequest, is_binary=True),
+    "/invocations": Answer(
+        ChatCompletion, ChatChunk, Invocation, is_binary=True, others=(TextCompletion, EmbeddingList, PooledList)
+    ),
     "/v1/models": Answer(ModelList),
     "/v1/models/{name}": Answer(ModelCard),
     "/tokenize": Answer(Tokenized, body=TokenizeRequest),
@@ -99,10 +108,13 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     answer = ANSWERS[path]
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if answer.content is not None:
-        content = {"application/json": {"schema": _ref(answer.content)}}
+        kinds = [_ref(kind) for kind in (answer.content, *answer.others)]
+        content = {"application/json": {"schema": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}}}
     if answer.events is not None:
         what = f"Server-sent events with `stream: true`: the data of each is a {answer.events.__name__}, or `[DONE]`."
         content["text/event-stream"] = {"schema": {"type": "string", "description": what}}
+    if answer.is_binary:
+        content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status in BODY_ERRORS if "requestBody" in operation else GET_ERRORS:
         # A probe says with its own content why it is not well.

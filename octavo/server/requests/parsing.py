@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from octavo.errors import InvalidRequestError
 
-__all__ = ["parse"]
+__all__ = ["parse", "validate"]
 
 T = TypeVar("T", bound=BaseModel)
 MAX_SHOWN = 100
@@ -37,6 +37,11 @@ def parse(kind: type[T], body: bytes) -> T:
         raise InvalidRequestError(
             "The body must be a JSON object, sent with the header Content-Type: application/json."
         )
+    return validate(kind, value)
+
+
+def validate(kind: type[T], value: dict[str, Any]) -> T:
+    """A request from its fields. Raises InvalidRequestError for the first that is wrong."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:

@@ -42,6 +42,8 @@ class SamplingRequest(StructureFields, ApiRequest):
     allowed_token_ids: list[Int] | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: Int | None = None
+    logprob_token_ids: list[Int] | None = None
+    """With `logprobs`: of these tokens, in place of the most likely ones."""
     truncate_prompt_tokens: Int | None = None
     """Keep this many tokens of the prompt; -1: as many as there is room for."""
     truncation_side: Literal["left", "right"] | None = None

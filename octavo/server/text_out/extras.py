@@ -37,7 +37,7 @@ class Extras:
     def of(cls, body: SamplingRequest, tokenizer: Tokenizer, params: SamplingParams) -> Self:
         return cls(
             format=LogprobFormat(tokenizer, params.skip_special_tokens, bool(body.return_tokens_as_token_ids)),
-            num_logprobs=params.logprobs,
+            num_logprobs=None if params.logprobs is None else len(params.logprob_token_ids) or params.logprobs,
             num_prompt_logprobs=body.prompt_logprobs,
             token_ids=bool(body.return_token_ids),
         )
