@@ -8,7 +8,7 @@ from octavo.core.step import RequestDelta
 from octavo.errors import InvalidRequestError, RequestFailedError
 from octavo.ipc.messages import EngineInfo
 
-__all__ = ["Vector", "check_activation", "check_dimensions", "cut_off", "pooling_of", "vector_of"]
+__all__ = ["Vector", "check_dimensions", "cut_off", "pooling_of", "vector_of"]
 
 Vector = npt.NDArray[np.float32]
 
@@ -54,14 +54,6 @@ def cut_off(truncate_prompt_tokens: int | None, max_model_len: int) -> int | Non
     )
 
 
-def check_activation(asked: bool | None, info: EngineInfo) -> None:
-    """Raises InvalidRequestError where the vectors' own lengths are asked for, and the model's have none."""
-    if asked is False and pooling_of(info).normalize:
-        raise InvalidRequestError(
-            "use_activation can't be false: this model's embeddings are made with length 1.", param="use_activation"
-        )
-
-
 def vector_of(
     delta: RequestDelta, pooling: PoolingConfig, dimensions: int | None = None, normalizes: bool | None = None
 ) -> Vector:
@@ -74,11 +66,12 @@ def vector_of(
         raise InvalidRequestError(delta.error or "", delta.fault.param, delta.fault.code)
     if delta.embedding is None:
         raise RequestFailedError(delta.error or "The engine aborted the request.")
-    vector = np.frombuffer(delta.embedding, dtype="<f4")
+    numbers = np.frombuffer(delta.embedding, dtype="<f4")
+    vector, length = numbers[:-1], numbers[-1]
     is_cut = dimensions is not None and dimensions < len(vector)
     vector = vector[:dimensions] if is_cut else vector
     wanted = pooling.normalize if normalizes is None else normalizes
     if wanted and (is_cut or not pooling.normalize):
-        length: np.float32 = max(np.linalg.norm(vector), np.float32(1e-12))
-        return np.asarray(vector / length, np.float32)
-    return vector
+        cut_length: np.float32 = max(np.linalg.norm(vector), np.float32(1e-12))
+        return np.asarray(vector / cut_length, np.float32)
+    return np.asarray(vector * length, np.float32) if pooling.normalize and not wanted else vector

@@ -138,7 +138,8 @@ class ModelRunnerOutput(Struct, frozen=True, gc=False):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By request, the next of its prompt's tokens in order, the first token left out; no token comes twice."""
     embeddings: dict[int, bytes] = field(default_factory=dict)
-    """Of requests that are pooled instead of sampled, little-endian float32; absent above."""
+    """Of requests that are pooled instead of sampled, little-endian float32, the last its length before it was brought
+    to 1; absent above."""
     failed_copies: list[int] = field(default_factory=list)
     """Indices into the step's `copies` of those that could not be done; their destinations hold nothing of use."""
     copy_s: float = 0.0
@@ -193,7 +194,8 @@ class RequestDelta(Struct, frozen=True, gc=False):
     """Of the next tokens of the prompt, for requests that asked for them; all come before, or with, the first new
     token."""
     embedding: bytes | None = None
-    """The prompt's, little-endian float32: the one result of a request that is pooled instead of sampled."""
+    """The prompt's, little-endian float32, the last its length before it was brought to 1: the one result of a request
+    that is pooled instead of sampled."""
     score: float | None = None
     """Of a beam that ended: by what beams are ranked."""
 

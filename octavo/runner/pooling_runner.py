@@ -6,6 +6,7 @@ Knows nothing of queues, budgets or texts, and no device by name.
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from octavo.checkpoint.model_config import ModelConfig, PoolingConfig
@@ -62,9 +63,12 @@ class PoolingRunner:
         self.forward.run(size)
         inputs = self.buffers.tensors(size)
         rows = inputs.query_start[:-1] if self.pooling.config.mode == "cls" else inputs.logits_rows
-        pooled = self.pooling(self.forward.hidden_states(), rows, inputs.query_start, self.ops)
+        pooled = self.pooling.pooled(self.forward.hidden_states(), rows, inputs.query_start, self.ops)
+        lengths = np.linalg.norm(pooled.float().cpu().numpy(), axis=-1)
+        if self.pooling.config.normalize:
+            pooled = self.ops.l2_normalize(pooled)
         request_ids = [entry.request_id for entry in step.entries if entry.num_logits]
-        return _embeddings(request_ids, pooled)
+        return _embeddings(request_ids, pooled, lengths)
 
     def finish(self, masks: TokenMasks) -> ModelRunnerOutput:
         raise AssertionError("no step samples")
@@ -75,9 +79,11 @@ class PoolingRunner:
             self.batch.remove(request_id)
 
 
-def _embeddings(request_ids: Sequence[int], pooled: torch.Tensor) -> ModelRunnerOutput:
-    """pooled [S, H], a row a request."""
-    rows = pooled.float().cpu().numpy()
+def _embeddings(
+    request_ids: Sequence[int], pooled: torch.Tensor, lengths: npt.NDArray[np.float32]
+) -> ModelRunnerOutput:
+    """pooled [S, H], a row a request; lengths [S] of the rows before they were normalised."""
+    rows = np.column_stack((pooled.float().cpu().numpy(), lengths))
     output = ModelRunnerOutput([], [], [])
     for request_id, row, is_finite in zip(request_ids, rows, np.isfinite(rows).all(axis=-1), strict=True):
         if is_finite:

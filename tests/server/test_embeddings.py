@@ -183,7 +183,11 @@ def test_pooling_and_invocations_embed_too(web: httpx.Client) -> None:
 def test_the_length_of_vectors_and_the_side_that_is_cut(web: httpx.Client) -> None:
     (floats,) = vectors(post(web, input="the fox"))
     assert vectors(post(web, input="the fox", use_activation=True)) == [floats]
-    assert post(web, input="the fox", use_activation=False).json()["error"]["param"] == "use_activation"
+    (own,) = vectors(post(web, input="the fox", use_activation=False))
+    assert abs(np.linalg.norm(own) - 1) > 0.01
+    assert np.allclose(np.array(own) / np.linalg.norm(own), floats, atol=1e-6)
+    (own_cut,) = vectors(post(web, input="the fox", use_activation=False, dimensions=16))
+    assert own_cut == own[:16]
     ids = web.post("/tokenize", json={"prompt": "the quick brown fox"}).json()["tokens"]
     for side, kept in (("left", ids[-3:]), ("right", ids[:3]), (None, ids[:3])):
         cut = post(web, input=ids, truncate_prompt_tokens=3, truncation_side=side)

@@ -4,6 +4,7 @@ Their shapes, and what they ask for together. Whether it compiles is found out i
 """
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -106,7 +107,7 @@ class StructureFields(Fields):
 
     def structure(self) -> StructuredOutputs | None:
         """Raises InvalidRequestError for fields that contradict one another."""
-        given = self._structures()
+        given = self._structures
         if len(given) > 1:
             names = ", ".join(sorted(given))
             raise InvalidRequestError(f"Only one of these may ask for structured output: {names}.", param=min(given))
@@ -115,8 +116,9 @@ class StructureFields(Fields):
     @property
     def structure_field(self) -> str | None:
         """The name of the field that asks for structured output."""
-        return next(iter(self._structures()), None)
+        return next(iter(self._structures), None)
 
+    @cached_property
     def _structures(self) -> dict[str, StructuredOutputs]:
         given: dict[str, StructuredOutputs] = {}
         if self.structured_outputs is not None:

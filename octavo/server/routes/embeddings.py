@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.api.embedding import Vector, check_activation, check_dimensions, cut_off, pooling_of, vector_of
+from octavo.api.embedding import Vector, check_dimensions, cut_off, pooling_of, vector_of
 from octavo.api.generation import Generation
 from octavo.errors import InvalidRequestError
 from octavo.server.http.access_log import tell_usage
@@ -139,7 +139,6 @@ async def _embed(body: EmbeddingRequest, call: Call, are_pooled: bool) -> Respon
     model = call.model
     headers = check_fields(body, model)
     check_dimensions(body.dimensions, model.info)
-    check_activation(body.use_activation, model.info)
     if body.cache_salt == "":
         raise InvalidRequestError("cache_salt must be a string that is not empty, or null.", param="cache_salt")
     prompts = await _prompts(body, call)
