@@ -181,19 +181,24 @@ class LLMEngine:
         """Submit steps until as many are in flight as allowed, then return the oldest one's deltas, and those of
         requests that never came so far. While all requests wait for their grammars it sleeps, for a little."""
         refusals = self._take_built_grammars() if self.grammars.are_built else []
-        while len(self._in_flight) < self.max_steps_in_flight:
-            scheduler_output = self.scheduler.schedule()
-            if scheduler_output.is_empty:
-                break
-            if scheduler_output.new_requests:
-                self._started += (new.request_id for new in scheduler_output.new_requests)
-            constrained = self._constrained(scheduler_output) if self.grammars.are_wanted else []
-            self._in_flight.append(_Flight(scheduler_output, self.executor.submit(scheduler_output), constrained))
+        while len(self._in_flight) < self.max_steps_in_flight and self.submit() is not None:
+            pass
         if self._in_flight:
-            return refusals + self._complete_oldest()
+            return refusals + self.collect()
         if not refusals and self.scheduler.has_unfinished_requests:
             self.grammars.wait_built(GRAMMAR_WAIT_S)
         return refusals
+
+    def submit(self) -> SchedulerOutput | None:
+        """Schedule and submit one step; None where there is nothing to do now."""
+        step = self.scheduler.schedule()
+        if step.is_empty:
+            return None
+        if step.new_requests:
+            self._started += (new.request_id for new in step.new_requests)
+        constrained = self._constrained(step) if self.grammars.are_wanted else []
+        self._in_flight.append(_Flight(step, self.executor.submit(step), constrained))
+        return step
 
     def _take_built_grammars(self) -> list[RequestDelta]:
         """Requests whose grammar is compiled may be scheduled; those whose grammar can't be are over."""
@@ -209,7 +214,8 @@ class LLMEngine:
     def _constrained(self, step: SchedulerOutput) -> list[int]:
         return self.grammars.constrained(entry.request_id for entry in step.entries if entry.num_logits)
 
-    def _complete_oldest(self) -> list[RequestDelta]:
+    def collect(self) -> list[RequestDelta]:
+        """Wait for the oldest step in flight."""
         flight = self._in_flight.popleft()
         deltas: list[RequestDelta] = []
         masks: TokenMasks = NO_MASKS

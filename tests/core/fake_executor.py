@@ -10,8 +10,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from octavo.core.beam_search import BeamSearch
 from octavo.core.request import Request
-from octavo.core.step import NO_MASKS, ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs, TokenMasks
+from octavo.core.step import (
+    NO_MASKS,
+    ModelRunnerOutput,
+    NewRequest,
+    ScheduledRequest,
+    SchedulerOutput,
+    TokenLogprobs,
+    TokenMasks,
+)
+from octavo.sampling_params import SamplingParams
 
 VOCAB_SIZE = 40
 _MASK = (1 << 61) - 1
@@ -47,15 +57,28 @@ def naive_output(request: Request, windows: Sequence[int] = (0,)) -> list[int]:
     """The request's output when it runs alone on an unbounded cache. A window shows at least two positions."""
     params, tokens, output = request.sampling_params, list(request.prompt_token_ids), list[int]()
     while len(output) < request.max_tokens:
-        slots = []
-        for group, window in enumerate(windows):
-            whole = contents(tokens, group)
-            slots += whole[-window:] if 0 < window < len(tokens) else whole
-        output.append(_sample(slots, request.seed, request.choice))
+        output.append(_sample(_seen(tokens, windows), request.seed, request.choice))
         tokens.append(output[-1])
         if output[-1] in request.stop_token_ids and len(output) >= params.min_tokens:
             break
     return output
+
+
+def _seen(token_ids: Sequence[int], windows: Sequence[int]) -> list[int]:
+    """The slots that the last token sees."""
+    return [slot for group, window in enumerate(windows) for slot in contents(token_ids, group)[-window:]]
+
+
+def naive_beams(
+    prompt: list[int], params: SamplingParams, eos: frozenset[int], windows: Sequence[int] = (0,)
+) -> list[list[int]]:
+    """The outputs of a beam search by itself, best first."""
+    assert params.beam_search is not None
+    assert params.max_tokens is not None
+    search = BeamSearch(params.n, params.beam_search, params.max_tokens, eos)
+    while not search.is_done:
+        search.advance([candidates(_seen(prompt + beam.token_ids, windows), VOCAB_SIZE) for beam in search.beams])
+    return [hypothesis.beam.token_ids for hypothesis in search.hypotheses]
 
 
 @dataclass
@@ -90,6 +113,8 @@ class FakeExecutor:
         self.kv_cache = np.full((num_blocks + num_swap_blocks) * block_size, -1, dtype=np.int64)
         self.rows: dict[int, _Row] = {}
         self.steps: list[SchedulerOutput] = []
+        self.inputs: list[dict[int, list[int]]] = []
+        """The tokens that each step has computed, by request."""
         self.failing_step_ids: set[int] = set()
         self.failing_request_ids: set[int] = set()
         self.failing_copy_step_ids: set[int] = set()
@@ -116,29 +141,39 @@ class FakeExecutor:
             if fails or (step.step_id in self.failing_copy_step_ids and max(source, destination) >= self.num_blocks):
                 blocks[destination] = -1
                 result.failed_copies.append(index)
+        self.inputs.append({entry.request_id: self._input_ids(entry) for entry in step.entries})
         for entry in step.entries:
             request_id, start, end = entry.request_id, entry.first_position, entry.first_position + entry.num_tokens
             row = self.rows[request_id]
-            seen: list[int] = []
-            for group, window in enumerate(self.windows):
-                row.tables[group] += entry.new_block_ids[group]
+            slots_of_groups = []
+            for group in range(len(self.windows)):
+                row.tables[group] += entry.new_block_ids[group] if entry.new_block_ids else []
                 slots = self._slots(row.tables[group], end)
                 self._write(row.token_ids, slots, start, group, fails)
-                seen += slots[-window:].tolist()
+                slots_of_groups.append(slots)
             if fails or not entry.num_logits:
                 continue
             if request_id in self.failing_request_ids:
                 result.failed[request_id] = "NaN in the logits"
                 continue
-            content = self.kv_cache[seen].tolist()
-            token_id = _sample(content, row.new.seed, row.new.choice)
-            row.token_ids[end:] = [token_id]
+            accepted: list[int] = []
+            for position in range(end - entry.num_logits, end):
+                if accepted and row.token_ids[position] != accepted[-1]:
+                    break  # a draft that is not what was sampled there
+                slots_and_windows = zip(slots_of_groups, self.windows, strict=True)
+                seen = np.concatenate([slots[: position + 1][-window:] for slots, window in slots_and_windows])
+                content = self.kv_cache[seen].tolist()
+                accepted.append(_sample(content, row.new.seed, row.new.choice))
+            row.token_ids[end - entry.num_logits + 1 :] = accepted
             result.request_ids.append(request_id)
-            result.sampled_token_ids.append([token_id])
+            result.sampled_token_ids.append(accepted)
             result.logprobs.append([candidates(content, row.new.num_candidates)] if row.new.num_candidates else None)
         if fails:
             raise RuntimeError("the device is on fire")
         return result
+
+    def _input_ids(self, entry: ScheduledRequest) -> list[int]:
+        return self.rows[entry.request_id].token_ids[entry.first_position : entry.first_position + entry.num_tokens]
 
     def _slots(self, block_ids: Sequence[int], num_tokens: int) -> np.ndarray:
         positions = np.arange(num_tokens)

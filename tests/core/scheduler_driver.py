@@ -1,20 +1,29 @@
-"""Drives a scheduler over the fake device as the engine does, and checks every invariant after every call."""
+"""Drives a scheduler over the fake device, through the engine, and checks every invariant after every call.
 
-from collections import deque
+Where the scheduler sends sampled tokens, a rank that does not sample rebuilds the input of every step.
+"""
+
 from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from octavo.core.request import Request
+from octavo.core.beam_search import BeamSearch
+from octavo.core.request import Request, RequestLimits
 from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.step import RequestDelta, SchedulerOutput
+from octavo.engine.llm_engine import LLMEngine
 from octavo.sampling_params import SamplingParams
-from tests.core.fake_executor import FakeExecutor, FakeStepHandle, naive_output
+from tests.core.fake_executor import VOCAB_SIZE, FakeExecutor, naive_output
+from tests.core.two_ranks import FirstRank
 
 
 class SchedulerDriver:
     """`submit` and `collect` are the two halves of an engine's step; `run` does both over and over."""
+
+    MOST_IDLE_STEPS = 400
+    """Steps in a row without a running request that has something to compute: blocks may be short for as long as those
+    before it run."""
 
     def __init__(
         self,
@@ -49,8 +58,12 @@ class SchedulerDriver:
             )
         )
         self.executor = FakeExecutor(num_blocks, block_size, windows, num_swap_blocks)
-        self.in_flight: deque[tuple[SchedulerOutput, FakeStepHandle]] = deque()
+        limits = RequestLimits(VOCAB_SIZE, 1 << 20, self.scheduler.kv_capacity_tokens)
+        self.engine = LLMEngine(self.scheduler, self.executor, limits, frozenset(), num_steps_in_flight)
+        self.in_flight: list[SchedulerOutput] = []
         self.requests: dict[int, Request] = {}
+        self.first_rank = FirstRank() if self.scheduler.config.sends_sampled_tokens else None
+        self._num_idle_steps: dict[int, int] = {}
         self.deltas: list[RequestDelta] = []
         self._ids = count()
 
@@ -90,25 +103,50 @@ class SchedulerDriver:
         self.scheduler.check()
         return request
 
+    def search(self, prompt_token_ids: list[int], params: SamplingParams, eos: frozenset[int]) -> list[Request]:
+        """Add a beam search."""
+        assert params.beam_search is not None
+        assert params.max_tokens is not None
+        beams: list[Request] = []
+        for _ in range(params.n):
+            beam = Request(next(self._ids), prompt_token_ids, params, 0, frozenset(), eos, 0)
+            self.scheduler.add_request(beam, leader=beams[0] if beams else None)
+            beams.append(beam)
+        self.scheduler.open_beam_search(beams, BeamSearch(params.n, params.beam_search, params.max_tokens, eos), None)
+        self.requests |= {beam.request_id: beam for beam in beams}
+        self.scheduler.check()
+        return beams
+
+    def draft(self, request: Request, num_good: int, num_bad: int) -> None:
+        """Set drafts of which the first `num_good` are what the request is going to sample."""
+        rest = self.alone(request)[request.num_output_tokens :]
+        drafts = rest[:num_good] + [(token_id + 1) % VOCAB_SIZE for token_id in rest[num_good : num_good + num_bad]]
+        self.scheduler.set_drafts(request.request_id, drafts)
+        self.scheduler.check()
+
     def submit(self) -> SchedulerOutput | None:
         """Schedule and submit one step; None when there is no work."""
-        step = self.scheduler.schedule()
+        step = self.engine.submit()
         self.scheduler.check()
-        if step.is_empty:
-            return None
-        self.in_flight.append((step, self.executor.submit(step)))
+        if step is not None:
+            self.in_flight.append(step)
+            self._check_progress(step)
         return step
+
+    def _check_progress(self, step: SchedulerOutput) -> None:
+        """Every running request comes on: none waits for ever in the midst of the others."""
+        for request_id, request in self.requests.items():
+            waits = request_id in self.scheduler._running and request.gap and not request.num_steps_in_flight
+            self._num_idle_steps[request_id] = self._num_idle_steps.get(request_id, 0) + 1 if waits else 0
+            assert self._num_idle_steps[request_id] < self.MOST_IDLE_STEPS
 
     def collect(self) -> list[RequestDelta]:
         """Wait for the oldest step."""
-        step, handle = self.in_flight.popleft()
-        try:
-            result = handle.result()
-        except RuntimeError as error:
-            deltas = self.scheduler.fail_step(step, str(error))
-        else:
-            deltas = self.scheduler.update(step, result)
+        step = self.in_flight.pop(0)
+        deltas = self.engine.collect()
         self.scheduler.check()
+        if self.first_rank is not None:
+            assert self.first_rank.input_ids(step) == self.executor.inputs[-1]
         self.deltas += deltas
         return deltas
 

@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from octavo.core.beam_search import BeamSearch
 from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_config import SchedulerConfig
@@ -14,7 +13,7 @@ from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import InvalidRequestError
 from octavo.ipc.messages import AddRequest
 from octavo.sampling_params import BeamSearchOptions, SamplingParams
-from tests.core.fake_executor import VOCAB_SIZE, FakeExecutor, candidates, contents
+from tests.core.fake_executor import VOCAB_SIZE, FakeExecutor, naive_beams
 
 BLOCK = 4
 EOS = frozenset({3})
@@ -45,15 +44,6 @@ def beam_params(width: int, max_tokens: int = 8, **options: object) -> SamplingP
     return SamplingParams(n=width, max_tokens=max_tokens, beam_search=BeamSearchOptions(**options))  # type: ignore[arg-type]
 
 
-def naive_beams(prompt: list[int], params: SamplingParams) -> list[list[int]]:
-    assert params.beam_search is not None
-    assert params.max_tokens is not None
-    search = BeamSearch(params.n, params.beam_search, params.max_tokens, EOS)
-    while not search.is_done:
-        search.advance([candidates(contents(prompt + beam.token_ids), VOCAB_SIZE) for beam in search.beams])
-    return [hypothesis.beam.token_ids for hypothesis in search.hypotheses]
-
-
 def run(engine: LLMEngine, max_steps: int = 3000) -> dict[int, RequestDelta]:
     """The last delta of each request."""
     ends: dict[int, RequestDelta] = {}
@@ -73,7 +63,7 @@ def test_beams_are_those_of_the_naive_search(options: dict[str, object], length:
     prompt, params = list(range(length)), beam_params(3, **options)
     engine.add_request(AddRequest(request_id=0, prompt_token_ids=prompt, sampling_params=params))
     ends = run(engine)
-    assert [ends[i].new_token_ids for i in range(3)] == naive_beams(prompt, params)
+    assert [ends[i].new_token_ids for i in range(3)] == naive_beams(prompt, params, EOS)
     assert engine.stats().num_used_blocks == 0
     assert engine.stats().num_generation_tokens >= sum(len(delta.new_token_ids) for delta in ends.values())
 
@@ -99,7 +89,7 @@ def test_beams_that_have_to_take_turns_are_the_same(shortage: dict[str, int], nu
     prompt, params = [5, 6, 7, 8, 9], beam_params(4, 12)
     engine.add_request(AddRequest(request_id=0, prompt_token_ids=prompt, sampling_params=params))
     ends = run(engine)
-    assert [ends[i].new_token_ids for i in range(4)] == naive_beams(prompt, params)
+    assert [ends[i].new_token_ids for i in range(4)] == naive_beams(prompt, params, EOS)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -137,7 +127,7 @@ def test_beams_amid_random_traffic(seed: int) -> None:
     for first_id, (prompt, params) in searches.items():
         ids = range(first_id, first_id + params.n)
         if all(ends[i].finish_reason in ("stop", "length") for i in ids if i in ends) and first_id in ends:
-            assert [ends[i].new_token_ids for i in ids] == naive_beams(prompt, params)
+            assert [ends[i].new_token_ids for i in ids] == naive_beams(prompt, params, EOS)
         else:
             assert not any(i in ends and ends[i].finish_reason != "error" for i in ids)
             assert aborted & set(ids) or ends[first_id].finish_reason == "error"
@@ -151,7 +141,7 @@ def test_a_beam_that_fails_ends_its_search_and_nothing_else() -> None:
     executor.failing_request_ids = {1}
     ends = run(engine)
     assert [ends[i].finish_reason for i in range(3)] == ["error"] * 3
-    assert [ends[i].new_token_ids for i in (3, 4)] == naive_beams([1, 2], beam_params(2))
+    assert [ends[i].new_token_ids for i in (3, 4)] == naive_beams([1, 2], beam_params(2), EOS)
 
 
 def test_aborting_one_beam_aborts_the_search() -> None:
