@@ -17,6 +17,8 @@ A message names the value, the limit and the option that changes it. `assert` is
 what a user typed.
 """
 
+from typing import Literal
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -24,6 +26,7 @@ __all__ = [
     "EngineBusyError",
     "EngineDeadError",
     "InvalidRequestError",
+    "LimitName",
     "ModelNotFoundError",
     "OctavoError",
     "RequestFailedError",
@@ -62,10 +65,24 @@ class InvalidRequestError(OctavoError, ValueError):
         self.code = code
 
 
-class ContextLengthError(InvalidRequestError):
-    """The prompt, or the prompt and the asked-for output, exceed what the model or the KV pool can hold."""
+LimitName = Literal["model", "kv_cache", "kv_cache_of_inputs"]
+"""What sets the most tokens of a request."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+LIMIT_OPTIONS: dict[LimitName, str] = {
+    "model": "--max-model-len",
+    "kv_cache": "--kv-cache-memory-bytes or --gpu-memory-utilization, and may be raised by --swap-space",
+    "kv_cache_of_inputs": "--kv-cache-memory-bytes",
+}
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt, or the prompt and the asked-for output, exceed what the model or the KV pool can hold.
+
+    Whoever finds it gives the numbers and the advice, and names the limit; which option sets that is said here.
+    """
+
+    def __init__(self, advice: str, limit: LimitName, param: str | None = None) -> None:
+        message = f"{advice}; the server's limit is set by {LIMIT_OPTIONS[limit]}."
         super().__init__(message, param, "context_length_exceeded")
 
 

@@ -12,12 +12,16 @@ from heapq import nlargest
 from octavo.core.step import FinishReason, TokenLogprobs
 from octavo.sampling_params import BeamSearchOptions
 
-__all__ = ["Beam", "BeamSearch", "Hypothesis", "num_candidates"]
+__all__ = ["MAX_CANDIDATES", "Beam", "BeamSearch", "Hypothesis", "num_candidates"]
+
+
+MAX_CANDIDATES = 1 << 15
+"""Continuations that a search may look at in a step: others wait as long as that takes. Enough for 128 beams."""
 
 
 def num_candidates(width: int, num_end_tokens: int) -> int:
-    """How many continuations are looked at: enough for `width` to go on even if all others end."""
-    return width * max(2, 1 + num_end_tokens)
+    """How many continuations of each beam are looked at: enough for `width` to go on even if all others end."""
+    return max(2 * width, width + num_end_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
+        """Of each beam."""
         return num_candidates(self.width, len(self.end_token_ids))
 
     def advance(self, rows: Sequence[TokenLogprobs]) -> list[tuple[int, int]]:
@@ -65,28 +70,23 @@ class BeamSearch:
         """
         rows = rows[:1] if not self._num_tokens else rows  # all begin alike
         self._num_tokens += 1
-        candidates = nlargest(
-            self.num_candidates,
-            (
-                (self.beams[index].cumulative_logprob + logprob, -index, -rank, token_id)
-                for index, row in enumerate(rows)
-                for rank, (token_id, logprob) in enumerate(row.top[: self.num_candidates])
-            ),
-        )
+        # (total, -beam, -rank, token): the largest is best, and of equals the first.
+        candidates = [
+            (self.beams[index].cumulative_logprob + logprob, -index, -rank, token_id)
+            for index, row in enumerate(rows)
+            for rank, (token_id, logprob) in enumerate(row.top[: self.num_candidates])
+        ]
+        is_last = self._num_tokens == self.max_tokens
+        for total, minus_index, minus_rank, token_id in nlargest(self.width, candidates):
+            if is_last or token_id in self.end_token_ids:
+                self._add(self._continued(self.beams[-minus_index], rows[-minus_index], -minus_rank, total))
+        living = (candidate for candidate in candidates if candidate[-1] not in self.end_token_ids)
         going_on: list[tuple[int, int]] = []
         beams: list[Beam] = []
-        for place, (total, minus_index, minus_rank, token_id) in enumerate(candidates):
-            index, rank = -minus_index, -minus_rank
-            ends = token_id in self.end_token_ids or self._num_tokens == self.max_tokens
-            if (ends and place >= self.width) or (not ends and len(beams) == self.width):
-                continue
-            beam = self._continued(self.beams[index], rows[index], rank, total)
-            if ends:
-                self._add(beam)
-            else:
-                beams.append(beam)
-                going_on.append((index, token_id))
-        self.is_done = self._num_tokens == self.max_tokens or not self._can_improve(beams[0].cumulative_logprob)
+        for total, minus_index, minus_rank, token_id in nlargest(self.width, living):
+            beams.append(self._continued(self.beams[-minus_index], rows[-minus_index], -minus_rank, total))
+            going_on.append((-minus_index, token_id))
+        self.is_done = is_last or not self._can_improve(beams[0].cumulative_logprob)
         if self.is_done:
             return []
         self.beams = beams

@@ -31,13 +31,16 @@ def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 class BlockPool:
-    """A fixed number of blocks. A free block keeps its key until it is reused; those without one are reused first, of
-    the others the eviction policy chooses.
+    """A fixed number of blocks. A free block keeps its key until it is reused. Those without one are reused first, then
+    those that a window has left behind, in that order; of the others the eviction policy chooses.
 
-    Invariants: a block is free exactly when its reference count is 0, and then either blank, without a key, or with
-    the eviction policy; a key leads to one block, and that block carries it. A second block with the same content stays
-    without a key: tables only grow at the tail, so it is not merged. `num_changes` grows when a watched key is found or
-    lost.
+    A block behind a window is needed again only by a prompt that ends just after it, where a later turn needs the last
+    ones. One that was found by its key before, as those of a common system prompt are, is an ordinary block.
+
+    Invariants: a block is free exactly when its reference count is 0, and then either blank, without a key, or spent,
+    or with the eviction policy; a key leads to one block, and that block carries it. A second block with the same
+    content stays without a key: tables only grow at the tail, so it is not merged. `num_changes` grows when a watched
+    key is found or lost.
     """
 
     def __init__(
@@ -55,12 +58,14 @@ class BlockPool:
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_ids: dict[BlockKey, int] = {}
         self._blank = list(range(num_blocks - 1, -1, -1))
+        self._spent: dict[int, None] = {}  # free blocks that a window has left behind, in order
+        self._found: set[int] = set()  # blocks that were shared since they got their key
         self._eviction: EvictionPolicy = Lru() if eviction is None else eviction
         self._watched: Set[BlockKey] = frozenset()
 
     @property
     def num_free(self) -> int:
-        return len(self._blank) + len(self._eviction)
+        return len(self._blank) + len(self._spent) + len(self._eviction)
 
     @property
     def num_used(self) -> int:
@@ -94,7 +99,11 @@ class BlockPool:
     def _take(self) -> int:
         if self._blank:
             return self._blank.pop()
-        block_id = self._eviction.evict()
+        if self._spent:
+            block_id = next(iter(self._spent))
+            del self._spent[block_id]
+        else:
+            block_id = self._eviction.evict()
         self.num_evicted += 1
         key = self._drop_key(block_id)
         if self._on_evict is not None:
@@ -105,16 +114,27 @@ class BlockPool:
         """Add a reference to each of these blocks, which are used, or free and found by their keys."""
         for block_id in block_ids:
             if not self._ref_counts[block_id]:
-                self._eviction.remove(block_id)
+                self._take_free(block_id)
             self._ref_counts[block_id] += 1
+            self._found.add(block_id)
 
-    def release(self, block_ids: Iterable[int]) -> None:
-        """Drop a reference to each; of those that become free, the last given is worth most."""
+    def _take_free(self, block_id: int) -> None:
+        """A free block with a key is free no more, or has lost its key."""
+        if block_id in self._spent:
+            del self._spent[block_id]
+        else:
+            self._eviction.remove(block_id)
+
+    def release(self, block_ids: Iterable[int], are_spent: bool = False) -> None:
+        """Drop a reference to each; of those that become free, the last given is worth most. `are_spent`: a window has
+        left them behind."""
         for block_id in block_ids:
             self._ref_counts[block_id] -= 1
             if not self._ref_counts[block_id]:
                 if self._keys[block_id] is None:
                     self._blank.append(block_id)
+                elif are_spent and block_id not in self._found:
+                    self._spent[block_id] = None
                 else:
                     self._eviction.add(block_id)
 
@@ -130,13 +150,14 @@ class BlockPool:
             return
         self._drop_key(block_id)
         if not self._ref_counts[block_id]:
-            self._eviction.remove(block_id)
+            self._take_free(block_id)
             self._blank.append(block_id)
 
     def _drop_key(self, block_id: int) -> BlockKey:
         key = self._keys[block_id]
         assert key is not None
         self._keys[block_id] = None
+        self._found.discard(block_id)
         del self._block_ids[key]
         self.num_changes += key in self._watched
         return key
@@ -151,3 +172,5 @@ class BlockPool:
         assert not any(map(self._keys.__getitem__, self._blank))
         assert list(map(self._keys.__getitem__, self._block_ids.values())) == list(self._block_ids)
         assert len(self._block_ids) == self.num_blocks - self._keys.count(None)
+        assert not any(map(self._ref_counts.__getitem__, self._spent))
+        assert all(map(self._keys.__getitem__, self._spent))

@@ -147,7 +147,7 @@ class BlockTables:
             for index in reversed(range(self._geometry.first_seen(window, position))):
                 if table[index] == NULL_BLOCK:
                     break
-                self._pool.release((table[index],))
+                self._pool.release((table[index],), are_spent=True)
                 table[index] = NULL_BLOCK
 
     def free(self, request_id: int) -> None:

@@ -43,13 +43,14 @@ class RequestLimits:
         if total > self.max_model_len:
             raise ContextLengthError(
                 f"This model's maximum context length is {self.max_model_len} tokens. {request}, {total} together. "
-                "Shorten the prompt or lower max_tokens; the server's limit is set by --max-model-len."
+                "Shorten the prompt or lower max_tokens",
+                limit="model",
             )
         if num_kv_tokens > self.kv_capacity_tokens:
             raise ContextLengthError(
                 f"The server's KV cache holds {self.kv_capacity_tokens} tokens. {request}, which needs room for "
-                f"{num_kv_tokens}. Shorten the prompt or lower max_tokens; the server's limit is set by "
-                "--kv-cache-memory-bytes or --gpu-memory-utilization, and may be raised by --swap-space."
+                f"{num_kv_tokens}. Shorten the prompt or lower max_tokens",
+                limit="kv_cache",
             )
 
     def check_input(self, token_ids: list[int]) -> None:
@@ -57,10 +58,10 @@ class RequestLimits:
         self._check_tokens(token_ids, "input")
         most = min(self.max_model_len, self.kv_capacity_tokens)
         if len(token_ids) > most:
-            limit = "--max-model-len" if most == self.max_model_len else "--kv-cache-memory-bytes"
             raise ContextLengthError(
                 f"This model's maximum context length is {most} tokens. The input has {len(token_ids)} tokens. Shorten "
-                f"it, or have it cut off with truncate_prompt_tokens; the server's limit is set by {limit}.",
+                "it, or have it cut off with truncate_prompt_tokens",
+                limit="model" if most == self.max_model_len else "kv_cache_of_inputs",
                 param="input",
             )
 

@@ -163,9 +163,9 @@ class StepPacker:
         sample from the same logits. For whom there is no room now is admitted later, like any other: each must have
         a seat, a block in each group to write its next token to, and the forecast's consent."""
         followers, prefix = self._choices.take_followers(leader), self._kv.tables.copy(leader.request_id)
-        num_groups = len(prefix)
-        most = min(len(followers), self._num_seats, self._kv.pool.num_free // num_groups if num_groups else 0)
-        numbers = range(1, most + 1)
+        has_tail = leader.num_computed_tokens % self._config.block_size > 0  # the last to write on keeps it
+        num_writers = self._kv.pool.num_free // len(prefix) + has_tail
+        numbers = range(1, min(len(followers), self._num_seats, num_writers - 1) + 1)
         num_forks = bisect_left(numbers, True, key=lambda n: not self._will_fit(followers[0], prefix, n))
         for follower in followers[:num_forks]:
             self._waiting.remove(follower.request_id)

@@ -45,6 +45,7 @@ class Grammars:
         self._built: queue.SimpleQueue[tuple[int, OctavoError | None]] = queue.SimpleQueue()
         self._has_news = threading.Event()
         self._advancing: Future[None] | None = None
+        self._foreseen: dict[int, list[TokenMask]] = {}  # by request whose next step verifies drafts
 
     # ---- before a request is scheduled
 
@@ -62,6 +63,7 @@ class Grammars:
         """Forget a request. Returns why its grammar failed, if that is what ended it."""
         self._open.discard(request_id)
         self._matchers.pop(request_id, None)
+        self._foreseen.pop(request_id, None)
         return self._errors.pop(request_id, None)
 
     @property
@@ -114,15 +116,32 @@ class Grammars:
         return [request_id for request_id in request_ids if request_id in self._matchers]
 
     def masks(self, request_ids: Iterable[int]) -> tuple[dict[int, Sequence[TokenMask]], dict[int, str]]:
-        """Wait for the masks of these requests, a row of logits each; and why one could not be had. There is none then,
-        nor for a request that is over."""
+        """Wait for the masks of these requests: one, or what was foreseen for each of their rows of logits; and why one
+        could not be had. There is none then, nor for a request that is over."""
         if self._advancing is not None:
             self._advancing.result()
         masks: dict[int, Sequence[TokenMask]] = {}
         for request_id in request_ids:
             matcher = None if request_id in self._errors else self._matchers.get(request_id)
-            masks[request_id] = () if matcher is None else (matcher.mask,)
+            foreseen = self._foreseen.pop(request_id, None)
+            masks[request_id] = () if matcher is None else foreseen or (matcher.mask,)
         return masks, {request_id: self._errors[request_id] for request_id in masks if request_id in self._errors}
+
+    def foresee(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """Guessed tokens, by request, that a step in flight verifies. Returns at once; a mask for each of them, and one
+        more, is then under way."""
+        if drafts:
+            self._advancing = _submit(self._masker, partial(self._follow_drafts, drafts))
+
+    def _follow_drafts(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        for request_id, token_ids in drafts.items():
+            matcher = self._matchers.get(request_id)
+            if matcher is None or request_id in self._errors:
+                continue
+            try:
+                self._foreseen[request_id] = _masks_along(matcher.copy(), token_ids)
+            except Exception as error:  # whatever it is, it is this request's alone
+                self._errors[request_id] = str(error)
 
     def accept(self, token_ids: Mapping[int, Sequence[int]]) -> None:
         """What was accepted, by request. Returns at once; the next masks are then under way."""
@@ -141,6 +160,18 @@ class Grammars:
                 self._errors[request_id] = str(error)
             if request_id not in self._open:
                 self._errors.pop(request_id, None)
+
+
+def _masks_along(matcher: "Matcher", token_ids: Sequence[int]) -> list[TokenMask]:
+    """A mask before each of these tokens and after the last. Behind one that is not allowed masks are of no account:
+    nothing there is accepted."""
+    masks: list[TokenMask] = [bytes(matcher.mask)]
+    for number, token_id in enumerate(token_ids):
+        if not masks[-1][token_id // 8] >> token_id % 8 & 1:
+            return masks + masks[-1:] * (len(token_ids) - number)
+        matcher.accept(token_id)
+        masks.append(bytes(matcher.mask))
+    return masks
 
 
 def _submit(pool: ThreadPoolExecutor, work: Callable[[], Any]) -> "Future[Any]":

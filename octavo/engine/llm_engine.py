@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from msgspec import Struct, structs
 
-from octavo.core.beam_search import BeamSearch
+from octavo.core.beam_search import MAX_CANDIDATES, BeamSearch
 from octavo.core.request import Request, RequestLimits
 from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_stats import SchedulerStats
@@ -139,6 +139,13 @@ class LLMEngine:
                 f"time, and the model has {self.limits.vocab_size}.",
                 param="n",
             )
+        num_candidates = params.n * search.num_candidates
+        if num_candidates > MAX_CANDIDATES:
+            raise InvalidRequestError(
+                f"Beam search with n = {params.n} and {len(end_token_ids)} tokens to stop at looks at {num_candidates} "
+                f"continuations a step; one request may have {MAX_CANDIDATES}. Name fewer stop tokens, or lower n.",
+                param="stop_token_ids",
+            )
         return search
 
     def _limits_now(self) -> RequestLimits:
@@ -197,6 +204,8 @@ class LLMEngine:
         if step.new_requests:
             self._started += (new.request_id for new in step.new_requests)
         constrained = self._constrained(step) if self.grammars.are_wanted else []
+        if constrained and step.given_tokens:
+            self._foresee_masks(step, constrained)
         self._in_flight.append(_Flight(step, self.executor.submit(step), constrained))
         return step
 
@@ -238,6 +247,12 @@ class LLMEngine:
             }  # a prompt's choices fail alike
             updates = [structs.replace(d, fault=Fault()) if d.error in messages else d for d in updates]
         return self._closed(deltas + updates)
+
+    def _foresee_masks(self, step: SchedulerOutput, constrained: list[int]) -> None:
+        """Those of requests whose drafts the step verifies: the last of the tokens that it gives."""
+        given = {tokens.request_id: tokens.token_ids for tokens in step.given_tokens}
+        verified = {entry.request_id: entry.num_logits - 1 for entry in step.entries if entry.num_logits > 1}
+        self.grammars.foresee({i: given[i][-verified[i] :] for i in constrained if i in verified})
 
     def _advance_grammars(self, constrained: list[int], result: ModelRunnerOutput) -> None:
         accepted = dict(zip(result.request_ids, result.sampled_token_ids, strict=True))

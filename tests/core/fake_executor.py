@@ -96,6 +96,7 @@ class FakeStepHandle:
         self._step = step
 
     def result(self, masks: TokenMasks = NO_MASKS) -> ModelRunnerOutput:
+        self._executor.masks.append(masks)
         return self._executor.compute(self._step)
 
 
@@ -113,6 +114,8 @@ class FakeExecutor:
         self.kv_cache = np.full((num_blocks + num_swap_blocks) * block_size, -1, dtype=np.int64)
         self.rows: dict[int, _Row] = {}
         self.steps: list[SchedulerOutput] = []
+        self.masks: list[TokenMasks] = []
+        """What each step was handed."""
         self.inputs: list[dict[int, list[int]]] = []
         """The tokens that each step has computed, by request."""
         self.failing_step_ids: set[int] = set()

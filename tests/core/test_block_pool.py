@@ -107,3 +107,16 @@ def test_check_notices_a_table_the_counts_do_not_know() -> None:
     pool.allocate(1)
     with pytest.raises(AssertionError):
         pool.check([[0], [1]])
+
+
+def test_what_a_window_left_behind_is_given_up_before_what_a_later_turn_looks_for() -> None:
+    pool = BlockPool(4)
+    early, late, found, blank = pool.allocate(4)
+    for block_id in (early, late, found):
+        pool.register(block_id, (0, bytes([block_id])))
+    pool.share([found])
+    pool.release([found])
+    pool.release([early])  # the last of a turn, freed first
+    pool.release([late, found], are_spent=True)  # behind a window since, the second found by its key before
+    pool.release([blank])
+    assert pool.allocate(4) == [blank, late, early, found]

@@ -148,3 +148,29 @@ def test_a_preempted_choice_changes_no_token(num_steps_in_flight: int) -> None:
     driver.run()
     driver.check_all_exact()
     assert driver.scheduler.stats().num_preemptions
+
+
+@in_flight
+def test_no_more_choices_run_than_a_step_has_tokens(num_steps_in_flight: int) -> None:
+    """Each has one in every step: none stops in the midst of the others."""
+    driver = SchedulerDriver(num_steps_in_flight=num_steps_in_flight, max_num_seqs=8, max_num_batched_tokens=3)
+    requests = add_choices(driver, 3, 8, max_tokens=12)
+    driver.run(until=lambda: bool(requests[0].num_output_tokens))
+    assert [driver.was_scheduled(request) for request in requests] == [True] * 3 + [False] * 5
+    driver.run()
+    driver.check_all_exact()
+    for request in requests:
+        steps = [i for i, step in enumerate(driver.executor.steps) if request.request_id in step.request_ids]
+        assert steps[-1] - steps[0] < 12 + 2
+
+
+@pytest.mark.parametrize("admission_policy", ["greedy", "predicted"])
+def test_no_more_choices_begin_than_there_are_blocks_for_their_next_tokens(admission_policy: str) -> None:
+    driver = SchedulerDriver(num_blocks=6, max_num_batched_tokens=2 * BLOCK, admission_policy=admission_policy)
+    add_choices(driver, 2 * BLOCK, 8, max_tokens=3)
+    driver.step()
+    assert len(driver.executor.steps[0].entries) == 4
+    driver.step()
+    assert driver.scheduler.stats().num_preemptions == 0
+    driver.run()
+    driver.check_all_exact()

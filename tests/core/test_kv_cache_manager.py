@@ -1,5 +1,6 @@
 """KVCacheManager: tables that only grow, and prefixes that are shared exactly where they are equal."""
 
+import time
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -231,3 +232,12 @@ def test_what_a_failed_request_computed_is_not_found_even_out_of_its_window() ->
     kv.free_unseen(request, 20)
     kv.index.forget_prefixes(request)
     assert kv.match_prefix(make_request(1, list(range(20)))) == ([],)
+
+
+def test_swapping_out_takes_time_that_grows_with_the_blocks_alone() -> None:
+    kv = make_kv(40_000, num_tier_blocks=40_000)
+    request = make_request(0, [1] * (40_000 * BLOCK - 1))
+    compute(kv, request)
+    start_s = time.process_time()
+    assert kv.swap_out(request)
+    assert time.process_time() - start_s < 5  # a look at every block for every block took minutes

@@ -129,3 +129,34 @@ def test_a_stream_of_urgent_requests_does_not_starve_the_others() -> None:
         arrive_and_step()
     assert patient.finish_reason == "length"
     assert driver.returned(patient) == naive_output(patient)
+
+
+def test_room_is_made_for_what_the_others_take_in_the_same_step_too() -> None:
+    """Four streams are about to take a block each: one has to go, once, and the urgent one comes at once."""
+    driver = SchedulerDriver(num_blocks=12, scheduling_policy="priority", enable_prefix_caching=False)
+    for index in range(4):
+        driver.add(prompt(8, index), max_tokens=9, priority=1)  # two blocks, and a third with the next token
+    driver.step()
+    urgent = driver.add(prompt(5, 9), max_tokens=2, priority=0)  # two blocks
+    driver.step()
+    assert driver.was_scheduled(urgent)
+    assert driver.scheduler.stats().num_preemptions == 1
+    driver.run(until=lambda: urgent.finish_reason is not None)
+    assert driver.scheduler.stats().num_preemptions == 1
+    driver.run()
+    driver.check_all_exact()
+
+
+@in_flight
+def test_nobody_else_takes_what_is_given_up(num_steps_in_flight: int) -> None:
+    options = {"num_blocks": 16, "scheduling_policy": "priority", "enable_prefix_caching": False}
+    driver = SchedulerDriver(num_steps_in_flight=num_steps_in_flight, **options)  # type: ignore[arg-type]
+    for index in range(5):
+        driver.add(prompt(8, index), max_tokens=9, priority=1)
+    driver.run(until=lambda: len(driver.executor.steps) > 1)
+    urgent = driver.add(prompt(21, 9), max_tokens=2, priority=0)
+    driver.run(until=lambda: driver.was_scheduled(urgent))
+    num_preemptions = driver.scheduler.stats().num_preemptions
+    assert 0 < num_preemptions <= 3
+    driver.run()
+    driver.check_all_exact()

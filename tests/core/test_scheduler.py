@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from octavo.core.block_pool import BlockKey
 from octavo.core.step import FinishReason, SchedulerOutput
 from tests.core.fake_executor import naive_output
 from tests.core.scheduler_driver import SchedulerDriver
@@ -277,6 +278,49 @@ def test_without_prefix_caching_nothing_is_looked_up() -> None:
     stats = driver.scheduler.stats()
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (0, 0)
     assert stats.num_prompt_tokens == 24
+    driver.check_all_exact()
+
+
+def test_a_request_that_waits_is_not_matched_again_until_what_it_looks_for_has_changed() -> None:
+    driver = SchedulerDriver(num_blocks=40, block_size=BLOCK, max_num_batched_tokens=100)
+    driver.add(prompt(60), max_tokens=1)
+    driver.run()
+    running = driver.add(prompt(80, 1), max_tokens=20)
+    driver.step()
+    waiting = driver.add(prompt(61) + prompt(19, 5), max_tokens=20)
+    kv = driver.scheduler._kv
+    num_found, find = 0, kv.pool.find
+
+    def counted(key: BlockKey) -> int | None:
+        nonlocal num_found
+        num_found += 1
+        return find(key)
+
+    kv.pool.find = counted  # type: ignore[method-assign]
+    driver.step()
+    assert num_found > 15
+    num_found = 0
+    for _ in range(3):
+        driver.step()
+    assert (num_found, driver.was_scheduled(waiting)) == (0, False)
+    driver.run(until=lambda: running.finish_reason is not None)
+    driver.run()
+    driver.check_all_exact()
+    assert driver.num_cached_tokens(waiting) >= 8 * BLOCK
+
+
+def test_turns_of_conversations_are_found_where_windows_have_left_much_behind() -> None:
+    """Three of 188 tokens, whose last blocks take 92 of 320: those behind the windows are given up for them."""
+    windows = (32,) * 5 + (0,)
+    driver = SchedulerDriver(num_blocks=320, block_size=BLOCK, windows=windows, max_num_batched_tokens=32)
+    talks = [prompt(180, start) for start in (0, 13, 29)]
+    for turn in range(3):
+        for index, talk in enumerate(talks):
+            request = driver.add(list(talk), max_tokens=6)
+            driver.run()
+            num_known = len(talk) - 9 if turn else 0
+            assert driver.num_cached_tokens(request) >= num_known // BLOCK * BLOCK
+            talks[index] = request.token_ids + prompt(3, turn)
     driver.check_all_exact()
 
 

@@ -5,10 +5,11 @@ import random
 
 import pytest
 
+from octavo.core.beam_search import BeamSearch
 from octavo.core.request import RequestLimits
 from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_config import SchedulerConfig
-from octavo.core.step import RequestDelta
+from octavo.core.step import RequestDelta, TokenLogprobs
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import InvalidRequestError
 from octavo.ipc.messages import AddRequest
@@ -158,3 +159,36 @@ def test_more_beams_than_the_vocabulary_has_room_for_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="n must be smaller for beam search, got 21") as caught:
         engine.add_request(AddRequest(request_id=0, prompt_token_ids=[1], sampling_params=beam_params(21)))
     assert caught.value.param == "n"
+
+
+def test_beams_with_many_stops_are_refused_by_the_limit_and_others_are_not() -> None:
+    """What a step looks at grows with the product of n and the stop tokens, and everybody waits for it."""
+    engine, _ = make_engine()
+    engine.limits = RequestLimits(10_000, 512, 64 * BLOCK)
+    params = {"n": 16, "max_tokens": 4, "beam_search": BeamSearchOptions()}
+    refused = SamplingParams(stop_token_ids=tuple(range(4, 3004)), **params)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=r"looks at 48272 continuations .* may have 32768") as caught:
+        engine.add_request(AddRequest(request_id=0, prompt_token_ids=[1], sampling_params=refused))
+    assert caught.value.param == "stop_token_ids"
+    assert not engine.has_unfinished_requests
+    taken = SamplingParams(stop_token_ids=tuple(range(4, 1004)), **params)  # type: ignore[arg-type]
+    engine.add_request(AddRequest(request_id=0, prompt_token_ids=[1], sampling_params=taken))
+    assert engine.has_unfinished_requests
+    widest = SamplingParams(n=128, max_tokens=4, beam_search=BeamSearchOptions())
+    engine.add_request(AddRequest(request_id=16, prompt_token_ids=[1], sampling_params=widest))
+
+
+def test_few_candidates_choose_what_all_of_them_choose() -> None:
+    rng = random.Random(0)
+    for width, num_ends in [(1, 0), (1, 5), (3, 1), (4, 7), (6, 20)]:
+        ends = frozenset(range(num_ends))
+        searches = [BeamSearch(width, BeamSearchOptions(early_stopping="never"), 6, ends) for _ in range(2)]
+        while not searches[0].is_done:
+            rows = [rng.sample(range(-600, 0), 60) for _ in range(width)]
+            tops = [sorted(enumerate(value / 100 for value in row), key=lambda pair: -pair[1]) for row in rows]
+            moves = []
+            for search, num_shown in zip(searches, (60, searches[0].num_candidates), strict=True):
+                moves.append(search.advance([TokenLogprobs(top[0][1], 1, top[:num_shown]) for top in tops]))
+            assert moves[0] == moves[1]
+        outputs = [[(found.beam.token_ids, found.score) for found in search.hypotheses] for search in searches]
+        assert outputs[0] == outputs[1]

@@ -1,5 +1,6 @@
 """Grammars: requests that wait for theirs hold nobody up, and a grammar that fails is its request's alone."""
 
+import copy
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,23 +18,26 @@ from octavo.errors import CheckpointError, InvalidRequestError
 from octavo.ipc.messages import AddRequest
 from octavo.sampling_params import SamplingParams, StructuredOutputs
 from octavo.text.grammar import GrammarCompiler
-from tests.core.fake_executor import VOCAB_SIZE, FakeExecutor
+from tests.core.fake_executor import VOCAB_SIZE, FakeExecutor, naive_output
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 64
-NONE_ALLOWED = bytes(1)
+NONE_ALLOWED, ALL_ALLOWED = bytes(1), b"\xff" * (VOCAB_SIZE // 8)
 
 
 class FakeMatcher:
-    """Its mask counts the accepted tokens; that of the regex "!" fails at the first."""
+    """Its mask counts the accepted tokens, or allows all for the regex "."; that of "!" fails at the first."""
 
     def __init__(self, regex: str) -> None:
         self.regex = regex
         self.accepted: list[int] = []
-        self.mask = NONE_ALLOWED
+        self.mask = ALL_ALLOWED if regex == "." else NONE_ALLOWED
+
+    def copy(self) -> "FakeMatcher":
+        return copy.deepcopy(self)
 
     def accept(self, token_id: int) -> None:
         self.accepted.append(token_id)
-        self.mask = bytes([len(self.accepted)])
+        self.mask = self.mask if self.regex == "." else bytes([len(self.accepted)])
         if self.regex == "!":
             raise InvalidRequestError("too complex")
 
@@ -191,3 +195,36 @@ def test_a_matcher_that_fails_ends_its_request_as_invalid(engine: LLMEngine) -> 
     assert engine.grammars.masks([0])[1] == {0: "too complex"}
     (failed,) = [delta for delta in run(engine, 0) if delta.finish_reason]
     assert failed.is_invalid
+
+
+def test_drafts_have_masks_of_their_own_and_change_no_matcher(engine: LLMEngine) -> None:
+    """The fake's mask is the number of accepted tokens: after one it allows token 0, after two token 1, and so on."""
+    add(engine, 0, "x")
+    while not engine.grammars.constrained([0]):
+        engine.step()
+    engine.grammars.accept({0: [7]})
+    engine.grammars.foresee({0: [0, 1, 5, 2]})
+    masks = [bytes([number]) for number in (1, 2, 3, 3, 3)]
+    assert engine.grammars.masks([0]) == ({0: masks}, {})
+    assert engine.grammars.masks([0]) == ({0: (bytes([1]),)}, {})
+
+
+def test_a_step_that_verifies_drafts_has_a_mask_for_each_row_and_grammars_follow_what_it_accepts(
+    engine: LLMEngine,
+) -> None:
+    executor = cast(FakeExecutor, engine.executor)
+    add(engine, 0, ".")
+    deltas: list[RequestDelta] = []
+    while not deltas:
+        deltas = engine.step()
+    request = engine.scheduler._requests[0]
+    good = naive_output(request)[1]
+    engine.scheduler.set_drafts(0, [good, (naive_output(request)[2] + 1) % VOCAB_SIZE])
+    engine.submit()
+    assert [entry.num_logits for entry in executor.steps[-1].entries] == [3]
+    deltas += engine.collect()
+    assert executor.masks[-1] == {0: [ALL_ALLOWED] * 3}
+    assert [len(delta.new_token_ids) for delta in deltas] == [1, 2]
+    engine.grammars.masks([])
+    matcher = cast(FakeMatcher, engine.grammars._matchers[0])
+    assert matcher.accepted == naive_output(request)[:3]
