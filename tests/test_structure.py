@@ -25,21 +25,15 @@ LARGE_CLASSES = {
     "octavo/server/options.py:ServerConfig": "one field an option",
     "octavo/server/requests/sampling.py:SamplingRequest": "one field for each parameter of a request",
     "octavo/checkpoint/model_config.py:ModelConfig": TODAY,
-    "octavo/core/block_tier.py:BlockTier": TODAY,
-    "octavo/engine/llm_engine.py:LLMEngine": TODAY,
 }
 LONG_FILES = {
     "csrc/cpu/ops.h": "the one list of all ops and their arguments",
     "csrc/cpu/tests/check.cpp": TODAY,
     "tests/checkpoint/test_folder.py": TODAY,
-    "tests/core/test_scheduler.py": TODAY,
 }
 FILES_WITH_DEVICE_NAMES = {
     "octavo/options.py": "the values that a user types after --attention-backend",
     "octavo/cli/retired.py": "the values that a user types after vLLM's --device",
-}
-FILES_WITH_OPTIONS_IN_CORE = {
-    "octavo/core/request.py": TODAY,
 }
 MAX_REQUEST_SLOTS = 16
 
@@ -110,5 +104,4 @@ def test_a_device_is_named_in_its_folder_only() -> None:
 
 
 def test_the_core_names_no_option() -> None:
-    named = [path for path, text in files("octavo/core") if re.search(r"--[a-z]", text)]
-    assert_only(named, FILES_WITH_OPTIONS_IN_CORE)
+    assert not [path for path, text in files("octavo/core") if re.search(r"--[a-z]", text)]

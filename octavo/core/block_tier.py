@@ -4,12 +4,12 @@ A tier block's id follows the pool's: kernels read either through a table. Knows
 nothing of tokens, bytes or where the blocks really are.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.core.block_pool import NULL_BLOCK, BlockKey, BlockPool
 
-__all__ = ["BlockTier", "Copy", "SwappedTables"]
+__all__ = ["BlockTier", "Copy", "SwappedTables", "TierBlocks"]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +40,43 @@ class Copy:
     swapped: SwappedTables | None = None
 
 
+class TierBlocks:
+    """The tier's blocks: a BlockPool whose ids begin at `first`, behind those of the pool."""
+
+    def __init__(self, num_blocks: int, first: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self._first = first
+
+    def allocate(self) -> int:
+        return self.pool.allocate(1)[0] + self._first
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        self.pool.share(block_id - self._first for block_id in block_ids)
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        self.pool.release(block_id - self._first for block_id in block_ids)
+
+    def find(self, key: BlockKey) -> int | None:
+        """The block that carries this key and can be read."""
+        local_id = self.pool.find(key)
+        return None if local_id is None else local_id + self._first
+
+    def key(self, block_id: int) -> BlockKey | None:
+        return self.pool.key(block_id - self._first)
+
+    def register(self, block_id: int, key: BlockKey) -> None:
+        self.pool.register(block_id - self._first, key)
+
+    def forget(self, key: BlockKey) -> None:
+        local_id = self.pool.find(key)
+        if local_id is not None:
+            self.pool.forget(local_id)
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Assert the pool's invariants, `tables` being every one that refers to these blocks, with these alone."""
+        self.pool.check([block_id - self._first for block_id in table] for table in tables)
+
+
 class BlockTier:
     """Copies are asked for while a step is scheduled, done by that step before it writes anything, and count once it
     has returned.
@@ -55,8 +92,8 @@ class BlockTier:
         """Whether a copy to the tier failed: nothing more is written to it."""
         self.num_blocks_in = 0
         self.num_blocks_out = 0
+        self.blocks = TierBlocks(num_blocks, first_block_id)
         self._first = first_block_id
-        self._pool = BlockPool(num_blocks)
         self._swapped: dict[int, SwappedTables] = {}
         self._new: list[Copy] = []  # of the step that is being scheduled
         self._in_flight: dict[int, list[Copy]] = {}  # by step id
@@ -69,66 +106,42 @@ class BlockTier:
     @property
     def num_free(self) -> int:
         """Blocks that can be written now."""
-        return 0 if self.is_closed else self._pool.num_free
+        return 0 if self.is_closed else self.blocks.pool.num_free
 
     @property
     def num_used(self) -> int:
-        return self._pool.num_used
+        return self.blocks.pool.num_used
 
     @property
     def num_swapped(self) -> int:
         """Requests that are swapped out."""
         return len(self._swapped)
 
-    def find(self, key: BlockKey) -> int | None:
-        """The block that carries this key and can be read."""
-        local_id = self._pool.find(key)
-        return None if local_id is None else local_id + self._first
-
-    def key(self, block_id: int) -> BlockKey | None:
-        return self._pool.key(block_id - self._first)
-
-    @property
-    def num_changes(self) -> int:
-        """Grows when a watched key is found or lost."""
-        return self._pool.num_changes
-
-    def watch(self, keys: Set[BlockKey]) -> None:
-        self._pool.watch(keys)
-
     def are_being_read(self, block_ids: Iterable[int]) -> bool:
         """Whether a copy of one of these blocks into the pool is under way."""
         return bool(self._being_read) and not self._being_read.isdisjoint(block_ids)
 
-    def share(self, block_ids: Iterable[int]) -> None:
-        self._pool.share(block_id - self._first for block_id in block_ids)
-
-    def release(self, block_ids: Iterable[int]) -> None:
-        self._pool.release(block_id - self._first for block_id in block_ids)
-
     def forget(self, key: BlockKey) -> None:
         """Never find a block by this key again: what it was copied from can't be trusted."""
         self._being_written.discard(key)
-        local_id = self._pool.find(key)
-        if local_id is not None:
-            self._pool.forget(local_id)
+        self.blocks.forget(key)
 
     # ---- copies
 
     def evict(self, block_id: int, key: BlockKey) -> None:
         """The pool is about to reuse a block that could be hit again: keep its content, if there is room."""
-        if self.num_free and self.find(key) is None and key not in self._being_written:
-            self._write(Copy(block_id, self._allocate(), key))
+        if self.num_free and self.blocks.find(key) is None and key not in self._being_written:
+            self._write(Copy(block_id, self.blocks.allocate(), key))
 
     def spill(self, request_id: int, group: int, index: int, block_id: int, key: BlockKey | None) -> None:
         """Write a block of a running request's table; there is room. Its entry can change when `settle` says so."""
-        self._write(Copy(block_id, self._allocate(), key, request_id, group, index))
+        self._write(Copy(block_id, self.blocks.allocate(), key, request_id, group, index))
 
     def load(self, request_id: int, group: int, index: int, block_id: int, destination: int) -> None:
         """Read a block into a running request's table."""
-        self.share([block_id])
+        self.blocks.share([block_id])
         self._being_read.add(block_id)
-        self._new.append(Copy(block_id, destination, self.key(block_id), request_id, group, index))
+        self._new.append(Copy(block_id, destination, self.blocks.key(block_id), request_id, group, index))
 
     def swap_out(
         self,
@@ -150,14 +163,14 @@ class BlockTier:
             if block_id != NULL_BLOCK and kept_table[index] == NULL_BLOCK
         ]
         present = [block_id for table in kept for block_id in table if block_id != NULL_BLOCK]
-        self.share(present)  # before anything is evicted for the others
+        self.blocks.share(present)  # before anything is evicted for the others
         if len(missing) > self.num_free:
-            self.release(present)
+            self.blocks.release(present)
             return False
         swapped = self._swapped[request_id] = SwappedTables(kept, num_tokens, len(missing))
         for group, index in missing:
-            kept[group][index] = self._allocate()
-            self.share([kept[group][index]])
+            kept[group][index] = self.blocks.allocate()
+            self.blocks.share([kept[group][index]])
             self._write(Copy(tables[group][index], kept[group][index], keys[group][index], None, group, index, swapped))
         return True
 
@@ -165,11 +178,8 @@ class BlockTier:
         """The tier's block with this content, or null."""
         if block_id == NULL_BLOCK or self.owns(block_id):
             return block_id
-        found = None if key is None else self.find(key)
+        found = None if key is None else self.blocks.find(key)
         return NULL_BLOCK if found is None else found
-
-    def _allocate(self) -> int:
-        return self._pool.allocate(1)[0] + self._first
 
     def _write(self, copy: Copy) -> None:
         self._new.append(copy)
@@ -187,7 +197,7 @@ class BlockTier:
         if swapped is not None:
             swapped.is_dropped = True
             for table in swapped.tables:
-                self.release(block_id for block_id in reversed(table) if block_id != NULL_BLOCK)
+                self.blocks.release(block_id for block_id in reversed(table) if block_id != NULL_BLOCK)
 
     def drop_last_swapped(self) -> bool:
         """Give up the request that was swapped out last: it will be recomputed. False if there is none."""
@@ -229,7 +239,7 @@ class BlockTier:
         self.num_blocks_in += is_done
         if not is_done and copy.key is not None:
             self.forget(copy.key)
-        self.release([copy.source])
+        self.blocks.release([copy.source])
 
     def _settle_write(self, copy: Copy, is_done: bool, is_at_fault: bool) -> bool:
         """Returns whether it is a running request's."""
@@ -238,15 +248,15 @@ class BlockTier:
         if copy.key is not None and copy.key in self._being_written:
             self._being_written.discard(copy.key)
             if is_done:
-                self._pool.register(copy.destination - self._first, copy.key)
+                self.blocks.register(copy.destination, copy.key)
         swapped = copy.swapped
         if swapped is not None:
             swapped.num_pending -= 1
             if not is_done and not swapped.is_dropped:
                 swapped.tables[copy.group][copy.index] = NULL_BLOCK
-                self.release([copy.destination])
+                self.blocks.release([copy.destination])
         if copy.request_id is None or not is_done:
-            self.release([copy.destination])
+            self.blocks.release([copy.destination])
         return copy.request_id is not None
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
@@ -255,6 +265,6 @@ class BlockTier:
         pinned = [copy.source if self.owns(copy.source) else copy.destination for copy in copies]
         kept = [table for swapped in self._swapped.values() for table in swapped.tables]
         entries = [[i for i in table if self.owns(i)] for table in [*tables, *kept, pinned]]
-        self._pool.check([block_id - self._first for block_id in row] for row in entries)
+        self.blocks.check(entries)
         assert self._being_read == {copy.source for copy in copies if self.owns(copy.source)}
         assert self._being_written <= {copy.key for copy in copies if not self.owns(copy.source)}

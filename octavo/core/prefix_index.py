@@ -143,12 +143,12 @@ class PrefixIndex:
         tables = self._match(request, hashes, swapped, watched)
         self._pool.watch(watched)
         if self._tier is not None:
-            self._tier.watch(watched)
+            self._tier.blocks.pool.watch(watched)
         self._last = _Match(*state[:-1], self._num_changes(), tables)
         return tables
 
     def _num_changes(self) -> int:
-        return self._pool.num_changes + (self._tier.num_changes if self._tier is not None else 0)
+        return self._pool.num_changes + (self._tier.blocks.pool.num_changes if self._tier is not None else 0)
 
     def _match(
         self, request: Request, hashes: Sequence[bytes], swapped: SwappedTables | None, watched: set[BlockKey]
@@ -196,7 +196,7 @@ class PrefixIndex:
         if block_id is None and kept != NULL_BLOCK:
             return kept
         if block_id is None and key is not None and self._tier is not None:
-            block_id = self._tier.find(key)
+            block_id = self._tier.blocks.find(key)
         return NULL_BLOCK if block_id is None else block_id
 
     def _reusable(self, table: list[int], window: int, num_blocks: int, num_tokens: int) -> list[int]:
@@ -213,7 +213,7 @@ class PrefixIndex:
                 self._pool.forget(block_id)
             else:
                 assert self._tier is not None
-                key = self._tier.key(block_id)
+                key = self._tier.blocks.key(block_id)
             if key is not None and self._tier is not None:
                 self._tier.forget(key)
 

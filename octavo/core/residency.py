@@ -30,11 +30,11 @@ class TieredReferences:
 
     def share(self, block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
-            (self._tier if self._tier.owns(block_id) else self._pool).share([block_id])
+            (self._tier.blocks if self._tier.owns(block_id) else self._pool).share([block_id])
 
     def release(self, block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
-            (self._tier if self._tier.owns(block_id) else self._pool).release([block_id])
+            (self._tier.blocks if self._tier.owns(block_id) else self._pool).release([block_id])
 
 
 class Residency:
@@ -144,7 +144,7 @@ class Residency:
 
     def _is_kept(self, block_id: int) -> bool:
         key = self._pool.key(block_id)
-        return key is not None and self.tier.find(key) is not None
+        return key is not None and self.tier.blocks.find(key) is not None
 
     def swap_out(self, request: Request) -> bool:
         """Have the request's blocks copied to the tier: the copies come before anything is written. The caller frees

@@ -3,7 +3,6 @@
 Knows token ids only: no text, no HTTP, no clock.
 """
 
-import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import NoReturn
 
 from msgspec import Struct, structs
 
-from octavo.core.beam_search import MAX_CANDIDATES, BeamSearch
 from octavo.core.request import Request, RequestLimits
 from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_stats import SchedulerStats
@@ -27,14 +25,12 @@ from octavo.core.step import (
 )
 from octavo.engine.grammars import Grammars
 from octavo.engine.memory_roof import MemoryRoof
+from octavo.engine.request_maker import RequestMaker
 from octavo.errors import InvalidRequestError
 from octavo.ipc.messages import AddPooling, AddRequest
-from octavo.sampling_params import SamplingParams
 
 __all__ = ["LLMEngine"]
 
-POOLED = SamplingParams(max_tokens=0, temperature=0.0)
-"""Of requests that sample nothing."""
 GRAMMAR_WAIT_S = 0.002
 """A new request waits no longer than this while all others wait for their grammars."""
 
@@ -75,15 +71,13 @@ class LLMEngine:
         self.scheduler = scheduler
         self.executor = executor
         self.limits = limits
-        self.eos_token_ids = eos_token_ids
+        self._maker = RequestMaker(eos_token_ids, seed)
         self.max_steps_in_flight = max_steps_in_flight
-        self.seed = seed
         self.is_pooling = is_pooling
         self.progress = progress
         self.grammars = grammars or Grammars(_no_compiler)
         self.roof = roof
         self._started: list[int] = []
-        self._latest: tuple[SamplingParams, frozenset[int]] | None = None
         self._in_flight: deque[_Flight] = deque()
 
     def add_request(self, request: AddRequest) -> None:
@@ -96,57 +90,18 @@ class LLMEngine:
         limits.check(request.prompt_token_ids, params)
         structure = params.structured_outputs
         max_tokens = limits.max_tokens(len(request.prompt_token_ids), params)
-        request_ids = range(request.request_id, request.request_id + params.n)
         search = None
         if params.beam_search is not None:
-            search = self._beam_search(params, max_tokens)
+            search = self._maker.beam_search(params, max_tokens, self.limits.vocab_size)
             max_tokens = 0
         completions: list[Request] = []
-        for choice, request_id in enumerate(request_ids):
-            is_ready = structure is None or self.grammars.open(request_id, structure)
-            completion = Request(
-                request_id,
-                request.prompt_token_ids,
-                params,
-                max_tokens=max_tokens,
-                eos_token_ids=self.eos_token_ids,
-                stop_token_ids=self._stop_token_ids(params),
-                seed=self._draw_seed(request_id) if params.seed is None else params.seed,
-                choice=choice,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-            )
+        for choice in range(params.n):
+            completion = self._maker.completion(request, params, choice, max_tokens)
+            is_ready = structure is None or self.grammars.open(completion.request_id, structure)
             self.scheduler.add_request(completion, is_ready, completions[0] if completions else None)
             completions.append(completion)
         if search is not None:
             self.scheduler.open_beam_search(completions, search, params.logprobs)
-
-    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        """One set for all that were sent together: there may be thousands of these and of ids."""
-        if self._latest is None or self._latest[0] is not params:
-            takes_eos = not params.ignore_eos or params.structured_outputs is not None
-            own = frozenset(params.stop_token_ids)
-            self._latest = params, own | self.eos_token_ids if takes_eos else own
-        return self._latest[1]
-
-    def _beam_search(self, params: SamplingParams, max_tokens: int) -> BeamSearch:
-        assert params.beam_search is not None
-        end_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
-        search = BeamSearch(params.n, params.beam_search, max_tokens, end_token_ids)
-        if search.num_candidates > self.limits.vocab_size:
-            raise InvalidRequestError(
-                f"n must be smaller for beam search, got {params.n}: it looks at {search.num_candidates} tokens at a "
-                f"time, and the model has {self.limits.vocab_size}.",
-                param="n",
-            )
-        num_candidates = params.n * search.num_candidates
-        if num_candidates > MAX_CANDIDATES:
-            raise InvalidRequestError(
-                f"Beam search with n = {params.n} and {len(end_token_ids)} tokens to stop at looks at {num_candidates} "
-                f"continuations a step; one request may have {MAX_CANDIDATES}. Name fewer stop tokens, or lower n.",
-                param="stop_token_ids",
-            )
-        return search
 
     def _limits_now(self) -> RequestLimits:
         """Without the tier, if that has failed."""
@@ -159,19 +114,7 @@ class LLMEngine:
         if not self.is_pooling:
             raise InvalidRequestError("This engine generates text; it embeds when started with --runner pooling.")
         self.limits.check_input(request.prompt_token_ids)
-        self.scheduler.add_request(
-            Request(
-                request.request_id,
-                request.prompt_token_ids,
-                POOLED,
-                max_tokens=0,
-                eos_token_ids=frozenset(),
-                stop_token_ids=frozenset(),
-                seed=0,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-            )
-        )
+        self.scheduler.add_request(self._maker.pooled(request))
 
     def abort(self, request_id: int) -> None:
         """End a request, whatever its state, and the others of its beam search. One that is unknown or finished is
@@ -281,8 +224,3 @@ class LLMEngine:
     def memory_roof_share(self) -> float | None:
         """How near the latest decode steps came to what memory allows, where that is known."""
         return None if self.roof is None else self.roof.share
-
-    def _draw_seed(self, request_id: int) -> int:
-        """A seed for a request without one: differs between requests, repeats from run to run."""
-        digest = hashlib.sha256(f"{self.seed}:{request_id}".encode()).digest()
-        return int.from_bytes(digest[:8], "little") >> 1
