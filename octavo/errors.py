@@ -78,11 +78,12 @@ LIMIT_OPTIONS: dict[LimitName, str] = {
 class ContextLengthError(InvalidRequestError):
     """The prompt, or the prompt and the asked-for output, exceed what the model or the KV pool can hold.
 
-    Whoever finds it gives the numbers and the advice, and names the limit; which option sets that is said here.
+    `message` has the numbers, and advice; with a `limit` it is an open sentence, which the option that sets it ends.
     """
 
-    def __init__(self, advice: str, limit: LimitName, param: str | None = None) -> None:
-        message = f"{advice}; the server's limit is set by {LIMIT_OPTIONS[limit]}."
+    def __init__(self, message: str, param: str | None = None, limit: LimitName | None = None) -> None:
+        if limit is not None:
+            message = f"{message}; the server's limit is set by {LIMIT_OPTIONS[limit]}."
         super().__init__(message, param, "context_length_exceeded")
 
 
