@@ -157,3 +157,11 @@ def test_log_probabilities_of_chosen_tokens(http: httpx.Client, stream: bool) ->
         (TEXT, {"prompt": "x", "logprobs": 1, "logprob_token_ids": [5] * 129}, "logprob_token_ids"),
     ):
         assert error_of(http.post(path, json=body | {"stream": stream}))["param"] == param
+
+
+def test_a_fault_that_only_the_engine_finds_names_its_field(http: httpx.Client) -> None:
+    for fields in ({"guided_regex": "a"}, {"regex": "a"}, {"structured_outputs": {"regex": "a"}}):
+        for stream in (False, True):  # this engine has no grammars
+            response = http.post(TEXT, json={"prompt": "x", "stream": stream, **fields})
+            assert (response.status_code, error_of(response)["param"]) == (400, *fields), response.text
+    assert post(http, TEXT, prompt="<say>next")["choices"][0]["text"] == "next"

@@ -187,3 +187,15 @@ def test_log_probabilities_of_chosen_tokens_are_those_of_all(client: openai.Open
     content = chat.choices[0].logprobs.content
     assert content is not None
     assert all([entry.token for entry in token.top_logprobs] == ["token_id:100", "token_id:7"] for token in content)
+
+
+def test_a_seed_of_minus_one_is_random_and_others_are_not(client: openai.OpenAI) -> None:
+    def texts(seed: Any) -> set[str]:
+        request: dict[str, Any] = {"model": "tiny", "prompt": [60, 61], "max_tokens": 12, "extra_body": {"seed": seed}}
+        return {client.completions.create(**request).choices[0].text for _ in range(4)}
+
+    assert len(texts(-1)) > 1
+    assert len(texts(-1.0)) > 1
+    assert len(texts(None)) > 1
+    assert len(texts(-2)) == len(texts(5)) == len(texts(5.0)) == 1
+    assert texts(5) == texts(5.0)
