@@ -61,6 +61,9 @@ def main() -> None:
     run = clock.timed("native", _cpu.StepReplay.run)
     _cpu.StepReplay.run = lambda *args: run(*args)  # type: ignore[method-assign, assignment]
     llm = LLM(args.model, use_tqdm=False, enforce_eager=args.enforce_eager, enable_prefix_caching=False)
+    forward = llm.engine.executor._runner.forward  # type: ignore[attr-defined]
+    if not args.enforce_eager:
+        forward.run = clock.timed("native", forward.run)
     engine, streams = llm.engine, [int(text) for text in args.streams.split(",")]
     wholes = [measure(engine, clock, number, args.steps, args.temperature) for number in streams]
     engine.scheduler.schedule = clock.timed("schedule", engine.scheduler.schedule)  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ class EagerForward:
     def run(self, size: StepSize, draw: Draw = "no") -> None:
         self._inputs = inputs = self.buffers.tensors(size)
         self._hidden_states = self.model.hidden_states(inputs)
-        if not self.model.has_logits:
+        if not self.model.has_logits or (draw != "no" and not size.num_logits):
             return
         if draw == "most_likely":
             self.model.most_likely(self._hidden_states, inputs)
