@@ -1,5 +1,6 @@
-"""How the suite is spread over processes (`pytest -n 2`)."""
+"""How the suite is spread over processes (`pytest -n 2`), and on which device engines in a test's process compute."""
 
+import os
 from typing import Any
 
 import pytest
@@ -18,3 +19,13 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """OCTAVO_TEST_BACKEND, a value of --attention-backend, stands for whatever tests ask for."""
+    backend = os.environ.get("OCTAVO_TEST_BACKEND")
+    if backend is not None:
+        from octavo.engine import startup
+
+        make_device = startup.open_device
+        startup.open_device = lambda option="auto": make_device(backend)

@@ -99,11 +99,11 @@ class WeightLoader:
     def vector(self, names: Sequence[str], sizes: Sequence[int], shard: Shard = "replicated") -> torch.Tensor:
         """The vectors of `names`, one after the other, in float32: biases and norms are added to accumulators."""
         wholes = [self._read(name, (size,)) for name, size in zip(names, sizes, strict=True)]
-        return torch.cat([whole[self.ranks.rows(shard, len(whole))] for whole in wholes])
+        return self.ops.place(torch.cat([whole[self.ranks.rows(shard, len(whole))] for whole in wholes]))
 
     def table(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         """A matrix [rows, size] in float32, whose rows are looked up and never multiplied."""
-        return self._read(name, shape)
+        return self.ops.place(self._read(name, shape))
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
         """Raise CheckpointError if the files hold tensors that the model did not ask for."""

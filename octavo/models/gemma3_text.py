@@ -138,8 +138,9 @@ class Model(Decoder):
     def __init__(self, config: Args, weights: WeightLoader, max_model_len: int) -> None:
         scale = torch.tensor(config.hidden_size**0.5, dtype=weights.format.dtype).item()  # rounded as in training
         super().__init__(config, weights, scale)
-        cos_sin = rope_table(config, max_model_len)
-        local_cos_sin = cos_sin if config.local_rope is None else rope_table(config, max_model_len, config.local_rope)
+        cos_sin = local_cos_sin = weights.ops.place(rope_table(config, max_model_len))
+        if config.local_rope is not None:
+            local_cos_sin = weights.ops.place(rope_table(config, max_model_len, config.local_rope))
         self.layers = [
             Layer(config, weights, i, local_cos_sin if window else cos_sin)
             for i, window in enumerate(config.sliding_windows)

@@ -63,7 +63,7 @@ class Model(Decoder):
 
     def __init__(self, config: Args, weights: WeightLoader, max_model_len: int) -> None:
         super().__init__(config, weights)
-        cos_sin = rope_table(config, max_model_len)
+        cos_sin = weights.ops.place(rope_table(config, max_model_len))
         self.layers = [self.layer_class(config, weights, i, cos_sin) for i in range(config.num_hidden_layers)]
         self.norm = RMSNorm(weights, "model.norm", config.hidden_size, config.rms_norm_eps)
 

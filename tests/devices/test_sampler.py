@@ -283,3 +283,39 @@ def test_requests_that_name_the_same_tokens_hold_them_once() -> None:
     tracemalloc.stop()
     assert most < 100 * VOCAB + 500 * 2000
     assert params.without_prompt_logprobs().logit_bias is params.logit_bias
+
+
+MANY = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.9, top_p=0.9, logprobs=2),
+    SamplingParams(temperature=0.0, frequency_penalty=1.5, presence_penalty=0.5, repetition_penalty=1.4),
+    SamplingParams(temperature=0.7, bad_words=("x",), bad_words_token_ids=((5,), (6, 7), (7, 6, 5)), logprobs=1),
+    SamplingParams(temperature=0.0, min_tokens=3, logit_bias={6: 1.0}, allowed_token_ids=(5, 6, 7, 8, 9)),
+]
+
+
+@pytest.mark.parametrize("params", MANY, ids=str)
+def test_rows_behind_drafts_are_sampled_as_if_these_were_output(params: SamplingParams) -> None:
+    """And what follows sees accepted tokens alone, however many drafts were right."""
+    num_rows, start = 6, 10
+    logits = _logits(1, seed=3).repeat(num_rows, axis=0)  # likely to repeat itself
+    logits[:, [5, 6, 7, 8]] += 9.0
+    masks = [_mask(5, 6, 7, 8, 9), _mask(6, 7, 8, 9), _mask(*range(100)), _mask(9, 8), _mask(5, 7), _mask(8, 7, 6)]
+    one_by_one = _sampler([params], prompt=[1, 5, 3], stop=(8, 9))
+    expected = [
+        _sample(one_by_one, logits[:1].copy(), [0], _positions(1, start + j), {0: masks[j]}) for j in range(num_rows)
+    ]
+    tokens, logprobs = [one.token_ids[0] for one in expected], [one.logprobs[0] for one in expected]
+    for num_right in range(4):
+        sampler = _sampler([params], prompt=[1, 5, 3], stop=(8, 9))
+        drafts = [*tokens[:num_right], *(token_id + 1 for token_id in tokens[num_right:3])]
+        Under.buffers.write_tokens(0, start, drafts)
+        Under.buffers.fill([0], [ScheduledRequest(0, start - 1, 4, 4, ())])
+        sampler.prepare([0], [4])
+        sampled = sampler.sample(torch.from_numpy(logits[:4].copy()), {0: masks[:4]})
+        assert sampled.token_ids == [tokens[: num_right + 1]]
+        if params.logprobs is not None:
+            assert sampled.logprobs == [logprobs[: num_right + 1]]
+        for j in range(num_right + 1, num_rows):
+            after = _sample(sampler, logits[:1].copy(), [0], _positions(1, start + j), {0: masks[j]})
+            assert after == expected[j]

@@ -1,4 +1,4 @@
-"""Drafts change no bit of a result, whether they are right, wrong or partly right: verifying is sampling and comparing."""
+"""Drafts change no bit of a result, right, wrong or partly right: verifying is sampling and comparing."""
 
 from collections.abc import Callable
 from pathlib import Path
