@@ -157,7 +157,7 @@ class EngineConfig:
     )
     enforce_eager: bool = option(False, "Run each step op by op instead of replaying a captured one.")
     attention_backend: str = option(
-        "auto", "Which kernels compute: auto, CPU, or REFERENCE (plain torch).", choices=("auto", "CPU", "REFERENCE")
+        "auto", "Which device computes: CPU, REFERENCE (plain torch), or auto, the fastest that is there."
     )
     num_threads: int | None = option(
         None, "CPU threads that compute. Default: as many as affinity and the container's CPU quota allow.", least=1

@@ -31,7 +31,6 @@ LONG_FILES = {
     "csrc/cpu/tests/check.cpp": TODAY,
 }
 FILES_WITH_DEVICE_NAMES = {
-    "octavo/options.py": "the values that a user types after --attention-backend",
     "octavo/cli/retired.py": "the values that a user types after vLLM's --device",
 }
 MAX_REQUEST_SLOTS = 16

@@ -31,7 +31,7 @@ def open_device(option: str = "auto") -> Device:
         chosen = folders[option.upper()]
     else:
         names = ", ".join(["auto", *sorted(folders)])
-        raise ConfigError(f"attention_backend must be one of {names}, got {option}.")
+        raise ConfigError(f"--attention-backend must be one of {names}, got {option!r}.")
     device: Device = chosen.make_device()
     return device
 
