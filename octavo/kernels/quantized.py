@@ -1,6 +1,6 @@
 """QuantizedMatrix: a matrix of small unsigned integers with a scale, and perhaps a minimum, for each group of columns.
 
-What checkpoints' blocks and quantisers become before a provider packs it. Knows no file format.
+What checkpoints' blocks and quantisers become before a device packs it. Knows no file format.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Recorded computations of the cpu provider: the ops of a function of tensors, replayed by one native call.
+"""Recorded computations of the cpu device: the ops of a function of tensors, replayed by one native call.
 
 Knows neither models nor steps: what is recorded is whatever ops the function calls while it runs once.
 """
