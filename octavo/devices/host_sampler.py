@@ -81,16 +81,16 @@ class HostSampler:
 
     def sample(self, logits: torch.Tensor, masks: Mapping[int, Sequence[TokenMask]]) -> SampledTokens:
         prepared, values = self._prepared, logits.numpy()
-        inputs = self._buffers.tensors(self._buffers.size)
-        self._write_masks(masks)
         raw: dict[int, Float32Array] = {}
         failed: dict[int, int] = {}
         extras = {i: self._extras[row] for i, row in enumerate(prepared.rows) if row in self._extras}
-        for i, extra in extras.items():
-            if extra.num_logprobs is not None:
-                raw[i] = values[prepared.starts[i] : prepared.starts[i + 1]].copy()
-            failed |= self._process(i, extra, values)
         try:
+            self._write_masks(masks)
+            for i, extra in extras.items():
+                if extra.num_logprobs is not None:
+                    raw[i] = values[prepared.starts[i] : prepared.starts[i + 1]].copy()
+                failed |= self._process(i, extra, values)
+            inputs = self._buffers.tensors(self._buffers.size)
             self._ops.sample_rows(logits, inputs.draws, inputs.masks)
         finally:
             prepared.draws["is_masked"] = 0

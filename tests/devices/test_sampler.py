@@ -319,3 +319,10 @@ def test_rows_behind_drafts_are_sampled_as_if_these_were_output(params: Sampling
         for j in range(num_right + 1, num_rows):
             after = _sample(sampler, logits[:1].copy(), [0], _positions(1, start + j), {0: masks[j]})
             assert after == expected[j]
+
+
+def test_a_mask_that_is_too_short_is_an_error_and_leaves_no_other_masked() -> None:
+    sampler, logits = _sampler([SamplingParams(temperature=0.0)] * 2), _logits(2, 5)
+    with pytest.raises(IndexError, match="a mask of 8 bits for a vocabulary of 3000"):
+        _sample(sampler, logits.copy(), [0, 1], _positions(2), {0: _mask(4), 1: b"x"})
+    assert _sample(sampler, logits.copy(), [0, 1], _positions(2)).token_ids == logits.argmax(axis=-1).tolist()
