@@ -36,7 +36,7 @@ HEADERS = {"Content-Type": "application/json"}
 VICTIM = {"prompt": "<slow>abc", "max_tokens": 15_000, "stream": True}
 OPTIONS = ["--max-model-len", "16k", "--max-num-seqs", "64", "--access-log=off"]
 REAL_VICTIM = {"prompt": "Once upon a time", "max_tokens": 6000, "ignore_eos": True, "stream": True}
-REAL_OPTIONS = ["--model", gguf_path(), "--port", "0", "--max-num-seqs", "64", "--disable-access-log"]
+REAL_OPTIONS = ["--model", gguf_path(), "--port", "0", "--max-num-seqs", "64", "--access-log=off"]
 
 
 class Trial:
