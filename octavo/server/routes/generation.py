@@ -5,8 +5,9 @@ A plain ASGI response: nothing between a delta and the socket but msgspec. A cli
 
 import asyncio
 import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 from fastapi import Response
@@ -28,6 +29,9 @@ from octavo.text.detokenizer import TokenBytes
 
 __all__ = ["GenerationJob", "GenerationResponse", "abort_on_disconnect"]
 
+T = TypeVar("T")
+MAX_WRITTEN = 200
+"""Choices and tokens with log-probabilities that are written at once: a few milliseconds."""
 logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 PING = b": waiting\n\n"
@@ -118,7 +122,8 @@ class GenerationResponse(Response):
                 pieces[index].append(piece)
         if not self._is_finished:
             return  # the client is gone
-        body = _encode(self._job.format.whole([merge(parts) for parts in pieces], self._usage()))
+        merged = [merge(parts) for parts in pieces]
+        body = await _beside(lambda: _encode(self._job.format.whole(merged, self._usage())), merged)
         length = (b"content-length", str(len(body)).encode())
         await _start(send, [(b"content-type", b"application/json"), length, *self._job.headers])
         await send({"type": "http.response.body", "body": body})
@@ -130,7 +135,7 @@ class GenerationResponse(Response):
                 # The usage of chunks that open the answer counts none of its tokens.
                 opening = [] if is_open else self._job.format.opening(self._chunk_usage())
                 is_open = True
-                if events := [*map(_event, opening), *self._events(generation, deltas)]:
+                if events := [*map(_event, opening), *await self._events(generation, deltas)]:
                     await self._send_events(send, b"".join(events))
         except Exception as error:
             if not self._num_sends:
@@ -160,15 +165,18 @@ class GenerationResponse(Response):
                 await self._send_events(send, PING)
             num_seen, pause_s = self._num_sends, interval_s
 
-    def _events(self, generation: Generation, deltas: list[RequestDelta]) -> list[bytes]:
+    async def _events(self, generation: Generation, deltas: list[RequestDelta]) -> list[bytes]:
         """Those of each choice that has something to show."""
         news: dict[int, list[Piece]] = {}
         for index, piece in self._pieces(generation, deltas):
             news.setdefault(index, []).append(piece)
-        events: list[bytes] = []
-        for index, pieces in news.items():
-            events += map(_event, self._job.format.chunks(index, merge(pieces), self._chunk_usage()))
-        return events
+        merged = {index: merge(pieces) for index, pieces in news.items()}
+        usage, chunks = self._chunk_usage(), self._job.format.chunks
+
+        def write() -> list[bytes]:
+            return [_event(chunk) for index, piece in merged.items() for chunk in chunks(index, piece, usage)]
+
+        return await _beside(write, merged.values())
 
     def _pieces(self, generation: Generation, deltas: list[RequestDelta]) -> list[tuple[int, Piece]]:
         """The deltas as text, with the index of their choice. A stop string is reported to the engine."""
@@ -224,6 +232,13 @@ EVENT_STREAM = [
 
 LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"]
 """Characters at which many clients cut a stream into lines, though server-sent events know only CR and LF."""
+
+
+async def _beside(write: Callable[[], T], pieces: Collection[Piece]) -> T:
+    """What `write` returns. It runs in a thread where thousands of log-probabilities or choices are to be written, so
+    that other streams go on."""
+    num_entries = sum(1 + len(piece.logprobs or ()) + len(piece.prompt_logprobs or ()) for piece in pieces)
+    return write() if num_entries <= MAX_WRITTEN else await asyncio.to_thread(write)
 
 
 async def _start(send: Send, headers: list[tuple[bytes, bytes]]) -> None:
