@@ -164,7 +164,7 @@ class _Server:
         )
         open_log(options.access_log)
         config = uvicorn.Config(
-            with_edge(create_app(self._service), options, self._service.metrics),
+            with_edge(create_app(self._service), options, self._service),
             http=connections_within(limits),
             ws="none",
             lifespan="off",

@@ -25,7 +25,7 @@ class Phase(Enum):
 
 
 class Service:
-    """Invariant: `is_idle` is set exactly while no request is being answered."""
+    """Invariant: `is_idle` is set exactly while no accepted request is being prepared or answered."""
 
     def __init__(self, model_name: str, metrics: EngineMetrics, ping_s: float = 0.0) -> None:
         """`ping_s`: seconds of silence after which a stream gets a comment; 0 for none."""

@@ -133,6 +133,24 @@ def test_ctrl_c_lets_open_requests_finish(tokenizer_folder: Path) -> None:
         assert not folder.exists()
 
 
+def test_a_drain_waits_for_a_request_that_is_still_being_prepared(tokenizer_folder: Path) -> None:
+    body = b'{"prompt": "<say>accepted"}'
+    head = f"POST {TEXT} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with scripted(tokenizer_folder).wait_ready() as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(head.encode() + body[:5])
+            assert httpx.get(server.url + "/health").status_code == 200
+            server.process.send_signal(signal.SIGTERM)
+            while httpx.get(server.url + "/health").status_code == 200:
+                pass
+            connection.sendall(body[5:])
+            answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b'"accepted"' in answer
+        assert server.wait_exit() == 0
+
+
 def test_a_drain_ends_at_its_deadline_with_an_error(tokenizer_folder: Path) -> None:
     with scripted(tokenizer_folder, "--shutdown-timeout", "0.2").wait_ready() as server:
         with stream(server) as events:

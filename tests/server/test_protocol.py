@@ -109,6 +109,17 @@ def test_three_hundred_requests_at_once_on_one_connection(server: RunningServer)
     assert not any("Traceback" in line for line in server.lines)
 
 
+def test_leaving_with_requests_behind_the_one_that_runs_ends_all(server: RunningServer, http: httpx.Client) -> None:
+    with connected(server) as connection:
+        connection.sendall(post({"prompt": "<slow>x", "max_tokens": 400}) * 50)
+        while not scrape(http)["vllm:num_requests_running"]:
+            pass
+    end = time.monotonic() + 2
+    while scrape(http)["vllm:num_requests_running"]:
+        assert time.monotonic() < end
+    assert not any("Traceback" in line for line in server.lines)
+
+
 def test_probes_may_ask_for_the_head_only(http: httpx.Client) -> None:
     for path in ("/health", "/ping", "/livez"):
         response = http.head(path)

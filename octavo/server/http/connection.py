@@ -49,6 +49,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
+        self._answered: RequestResponseCycle | None = None
         self._num_bytes = self._num_header_bytes = self._num_body_bytes = self._num_new_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -59,6 +60,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
+        if self._answered is not None:  # with others waiting behind it, it is not uvicorn's `cycle`
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -134,6 +138,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, msg)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
         if cycle.scope["http_version"] == "1.0":
             app = _DelimitedByClose(app, cycle)
         super()._start_asgi_task(cycle, app)

@@ -1,63 +1,39 @@
-"""Decoder: bodies that clients have compressed, unpacked as they arrive and never beyond the limit of a body.
-
-Knows bytes and encodings (RFC 9110, section 8.4), not what a body means.
-"""
+"""Bodies that clients have compressed, unpacked within the limit of a body (RFC 9110, section 8.4)."""
 
 import zlib
 
-from fastapi import HTTPException
-from starlette.types import Message, Receive
-
-from octavo.server.http.errors import Error
-
-__all__ = ["ENCODINGS", "Decoder"]
+__all__ = ["ENCODINGS", "Damaged", "unpack"]
 
 ENCODINGS = frozenset([b"gzip", b"x-gzip", b"deflate"])
 GZIP, ZLIB, RAW = 31, 15, -15
 """What zlib calls the formats."""
 ZLIB_METHOD = 0x8
 """In the low half of the first byte of what is in zlib's format; some clients send bare deflate instead."""
+MAX_MEMBERS = 1000
 
 
-class Decoder:
-    """A `receive` of unpacked messages. One byte more than the limit is unpacked at most, which shows that it is
-    exceeded."""
+class Damaged(Exception):
+    """The body is not what its encoding says, or ends too early."""
 
-    def __init__(self, receive: Receive, encoding: str, max_bytes: int) -> None:
-        self._receive = receive
-        self._encoding = encoding
-        self._num_left = max_bytes + 1
-        self._unpacker: zlib._Decompress | None = None
 
-    async def __call__(self) -> Message:
-        """Raises HTTPException for a body that is damaged or ends too early."""
-        message = await self._receive()
-        if message["type"] != "http.request":
-            return message
-        try:
-            body = self._unpack(message.get("body", b""))
-        except zlib.error:
-            raise self._damaged() from None
-        is_last = not message.get("more_body")
-        if is_last and self._unpacker is not None and not self._unpacker.eof and self._num_left:
-            raise self._damaged()
-        return {**message, "body": body}
+def unpack(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
+    """At most one byte more than `max_bytes`, which shows that there is more. Lets other threads run meanwhile."""
+    parts: list[bytes] = []
+    num_left = max_bytes + 1
+    try:
+        while body and num_left:
+            unpacker = zlib.decompressobj(_format(encoding, body[0]))
+            parts.append(unpacker.decompress(body, num_left))
+            num_left -= len(parts[-1])
+            body = unpacker.unused_data  # gzip may have several members
+            if num_left and not unpacker.eof or len(parts) > MAX_MEMBERS:
+                raise Damaged
+    except zlib.error:
+        raise Damaged from None
+    return b"".join(parts)
 
-    def _unpack(self, data: bytes) -> bytes:
-        parts = []
-        while data and self._num_left:
-            if self._unpacker is None or self._unpacker.eof:  # gzip may have several members
-                self._unpacker = zlib.decompressobj(self._format(data[0]))
-            parts.append(self._unpacker.decompress(data, self._num_left))
-            self._num_left -= len(parts[-1])
-            data = self._unpacker.unused_data
-        return b"".join(parts)
 
-    def _format(self, first: int) -> int:
-        if self._encoding != "deflate":
-            return GZIP
-        return ZLIB if first & 0xF == ZLIB_METHOD else RAW
-
-    def _damaged(self) -> HTTPException:
-        message = f"The body is damaged: it can't be unpacked as {self._encoding}, which Content-Encoding names."
-        return HTTPException(400, Error(message=message, type="invalid_request_error"), {"Connection": "close"})
+def _format(encoding: bytes, first: int) -> int:
+    if encoding != b"deflate":
+        return GZIP
+    return ZLIB if first & 0xF == ZLIB_METHOD else RAW

@@ -5,11 +5,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from octavo.api.metrics import EngineMetrics
 from octavo.server.http.access_log import HEADER, AccessLog
+from octavo.server.http.bodies import Bodies
 from octavo.server.http.errors import Error, error_body
-from octavo.server.http.guard import ApiKeys, Bodies, load_keys
+from octavo.server.http.guard import ApiKeys, load_keys
 from octavo.server.options import ServerConfig
+from octavo.server.service import Service
 
 __all__ = ["with_edge"]
 
@@ -23,9 +24,9 @@ class _Cors(CORSMiddleware):
         return Response(error_body(error), 403, media_type="application/json")
 
 
-def with_edge(app: ASGIApp, config: ServerConfig, metrics: EngineMetrics) -> ASGIApp:
+def with_edge(app: ASGIApp, config: ServerConfig, service: Service) -> ASGIApp:
     """Raises ConfigError for keys that can't be read."""
-    app = Bodies(app, config.max_body_bytes)
+    app = Bodies(app, config.max_body_bytes, service)
     if keys := load_keys(config):
         app = ApiKeys(app, keys)
     if config.allowed_origins:

@@ -12,6 +12,7 @@ from octavo.errors import InvalidRequestError
 from octavo.sampling_params import SamplingParams
 from octavo.server.body_reader import Resident
 from octavo.server.http.access_log import request_id_of
+from octavo.server.http.bodies import accepted
 from octavo.server.http.errors import model_not_found
 from octavo.server.requests.fields import ApiRequest
 from octavo.server.requests.parsing import parse
@@ -71,12 +72,13 @@ def post(router: APIRouter, path: str) -> Callable[[Handler[T]], Handler[T]]:
     def register(handler: Handler[T]) -> Handler[T]:
         handle = _Handle(handler, get_type_hints(handler)["body"])
 
-        async def endpoint(request: Request, model: TheModel, service: TheService) -> Response:
-            body, request_id = await request.body(), request_id_of(request.scope)
-            resident = model.resident(service)
-            if model.bodies is None:
-                return await handle(body, request_id, resident)
-            return await model.bodies.respond(handle, body, request_id, resident)
+        async def endpoint(request: Request, service: TheService) -> Response:
+            request_id, this = request_id_of(request.scope), accepted(request.scope)
+            resident, bodies = this.model.resident(service), this.model.bodies
+            with this.body() as body:
+                if bodies is None:
+                    return await handle(body, request_id, resident)
+                return await bodies.respond(handle, body, request_id, resident)
 
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{handle.kind.__name__}"}}}
         described = {"requestBody": {"content": content, "required": True}}
