@@ -12,7 +12,6 @@ import gc
 import io
 import os
 import pickle
-import resource
 import signal
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,6 +26,7 @@ from octavo.server.helper_process import (
     HelperProcess,
     limit_seconds,
     questions,
+    resident_bytes,
     run_helper,
     send_answer,
 )
@@ -121,7 +121,7 @@ def _serve() -> None:
     resident = _load(*pickle.loads(next(asked)))
     gc.freeze()
     gc.disable()  # what is made for a body is dropped as a whole
-    kept = _resident_bytes() + MAX_KEPT_BYTES
+    kept = resident_bytes() + MAX_KEPT_BYTES
     with asyncio.Runner() as runner:
         for question in asked:
             limit_seconds(TIME_LIMIT_S)
@@ -131,7 +131,7 @@ def _serve() -> None:
             send_answer(answer)
             del answer
             gc.collect()
-            if _resident_bytes() > kept:
+            if resident_bytes() > kept:
                 os._exit(0)  # the next body is read by a new one
 
 
@@ -156,10 +156,6 @@ async def _answer(question: bytes, resident: Resident) -> bytes:
     stream = io.BytesIO()
     _Pickler(stream, resident).dump(response)
     return stream.getvalue()
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def main() -> None:

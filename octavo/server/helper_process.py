@@ -13,11 +13,23 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["HelperDied", "HelperProcess", "limit_seconds", "questions", "run_helper", "send_answer"]
+__all__ = [
+    "STACK_BYTES",
+    "HelperDied",
+    "HelperProcess",
+    "be_helper",
+    "limit_seconds",
+    "questions",
+    "resident_bytes",
+    "run_helper",
+    "send_answer",
+]
 
 STACK_BYTES = 64 << 20
+"""A quarter of what the engine's threads have: what compiles here compiles there."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -89,16 +101,29 @@ async def _exchange(process: asyncio.subprocess.Process, question: bytes) -> byt
 
 def run_helper(serve: Callable[[], None], max_memory_bytes: int) -> None:
     """Run `serve` in a thread with a deep stack and no more memory than this, until it returns."""
+    be_helper(max_memory_bytes)
+    threading.stack_size(STACK_BYTES)
+    worker = threading.Thread(target=serve)
+    worker.start()
+    worker.join()
+
+
+def be_helper(max_memory_bytes: int) -> None:
+    """Leave signals to the parent, and take no more memory than this."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent's to answer
         signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     limit = max_memory_bytes if most == resource.RLIM_INFINITY else min(max_memory_bytes, most)
     resource.setrlimit(resource.RLIMIT_AS, (limit, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.stack_size(STACK_BYTES)
-    worker = threading.Thread(target=serve)
-    worker.start()
-    worker.join()
+
+
+def resident_bytes() -> int:
+    """Memory that this process has now; without /proc, the most it had."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def questions() -> Iterator[bytes]:

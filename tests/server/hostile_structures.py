@@ -8,7 +8,7 @@ import itertools
 import string
 from typing import Any
 
-__all__ = ["EITHER", "REFUSED"]
+__all__ = ["EITHER", "REFUSED", "definitions"]
 
 NAMES = ["".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)]
 
@@ -27,7 +27,7 @@ def _nested(depth: int) -> str:
     return '{"type":"array","items":' * depth + '{"type":"null"}' + "}" * depth
 
 
-def _definitions(depth: int, keyword: str, last: dict[str, Any]) -> dict[str, Any]:
+def definitions(depth: int, keyword: str, last: dict[str, Any]) -> dict[str, Any]:
     """Each level refers twice to the next."""
     two = {i: [{"$ref": f"#/$defs/{i + 1}"}] * 2 for i in range(depth)}
     return {"$ref": "#/$defs/0", "$defs": {**{str(i): {keyword: both} for i, both in two.items()}, str(depth): last}}
@@ -91,8 +91,8 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 EITHER: dict[str, dict[str, Any]] = {
     "rules chained 12000 deep": {"grammar": _chain(NAMES[0], NAMES[:12_000])},
-    "definitions that double": {"json": _definitions(30, "allOf", {"type": "boolean"})},
-    "alternatives that double": {"json": _definitions(30, "anyOf", {"type": "boolean"})},
+    "definitions that double": {"json": definitions(30, "allOf", {"type": "boolean"})},
+    "alternatives that double": {"json": definitions(30, "anyOf", {"type": "boolean"})},
     "two thousand properties": {
         "json": {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(2000)}}
     },

@@ -145,7 +145,9 @@ def test_a_drain_waits_for_a_request_that_is_still_being_prepared(tokenizer_fold
             while httpx.get(server.url + "/health").status_code == 200:
                 pass
             connection.sendall(body[5:])
-            answer = connection.recv(65536)
+            answer = b""
+            while b'"accepted"' not in answer and (piece := connection.recv(65536)):
+                answer += piece
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert b'"accepted"' in answer
         assert server.wait_exit() == 0

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import openai
 import psutil
 import pytest
 
-from tests.server.hostile_structures import EITHER, REFUSED
+from tests.server.hostile_structures import EITHER, REFUSED, definitions
 from tests.server.running import RunningServer
 from tests.tiny_models import make_folder
 
@@ -166,10 +167,31 @@ def test_a_hostile_structure_harms_nobody(http: httpx.Client, server: RunningSer
 def test_a_checker_that_died_is_started_anew(http: httpx.Client, server: RunningServer) -> None:
     assert text_of(ask(http, structured_outputs={"choice": ["before"]})) == "before"
     children = psutil.Process(server.process.pid).children()
-    (checker,) = (child for child in children if "octavo.server.grammar_check" in child.cmdline())
-    checker.kill()
-    psutil.wait_procs([checker])
+    checkers = [child for child in children if "octavo.server.grammar_check" in child.cmdline()]
+    for checker in checkers:
+        checker.kill()
+    psutil.wait_procs(checkers)
+    assert checkers
     assert text_of(ask(http, structured_outputs={"choice": ["after"]})) == "after"
+
+
+def test_slow_grammars_delay_none_but_each_other(http: httpx.Client) -> None:
+    """Copies are tried once; of others, few wait, and what compiles at once does not wait for them."""
+    slow = [{"json": definitions(30 + n, "allOf", {"type": "boolean"})} for n in range(20)]
+    with ThreadPoolExecutor(40) as pool:
+        copies = [pool.submit(ask, http, structured_outputs=slow[0]) for _ in range(20)]
+        others = [pool.submit(ask, http, structured_outputs=one) for one in slow[1:]]
+        time.sleep(0.3)
+        for number in range(3):
+            start = time.perf_counter()
+            assert text_of(ask(http, structured_outputs={"choice": [f"quick {number}"]})) == f"quick {number}"
+            assert time.perf_counter() - start < 10
+        statuses = {answer.result().status_code for answer in copies}
+        assert len(statuses) == 1
+        assert {answer.result().status_code for answer in others} <= {200, 400, 429}
+    start = time.perf_counter()
+    ask(http, structured_outputs=slow[0], max_tokens=1)
+    assert time.perf_counter() - start < 1  # remembered, whatever became of it
 
 
 def test_a_grammar_that_fails_in_a_stream_ends_it_with_an_error(http: httpx.Client) -> None:

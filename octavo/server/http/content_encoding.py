@@ -26,7 +26,7 @@ def unpack(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
             parts.append(unpacker.decompress(body, num_left))
             num_left -= len(parts[-1])
             body = unpacker.unused_data  # gzip may have several members
-            if num_left and not unpacker.eof or len(parts) > MAX_MEMBERS:
+            if (num_left and not unpacker.eof) or len(parts) > MAX_MEMBERS:
                 raise Damaged
     except zlib.error:
         raise Damaged from None

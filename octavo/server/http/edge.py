@@ -37,4 +37,4 @@ def with_edge(app: ASGIApp, config: ServerConfig, service: Service) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=[HEADER.decode()],
         )
-    return AccessLog(app, config.access_log, metrics.count_http)
+    return AccessLog(app, config.access_log, service.metrics.count_http)
