@@ -274,7 +274,7 @@ def test_a_failure_reaches_the_call_whose_request_failed(eager_llm: LLM) -> None
 
 def test_a_request_that_only_the_engine_refuses_leaves_no_other_behind(llm: LLM) -> None:
     """Beam search looks at so many tokens at a time that the model has to have them."""
-    wide = SamplingParams(n=128, beam_search=BeamSearchOptions(), stop_token_ids=(4, 5), max_tokens=2)
+    wide = SamplingParams(n=128, beam_search=BeamSearchOptions(), stop_token_ids=tuple(range(4, 304)), max_tokens=2)
     with pytest.raises(InvalidRequestError, match="n must be smaller for beam search"):
         llm.generate(["the night"] * 2, [GREEDY, wide], use_tqdm=False)
     assert not llm.engine.has_unfinished_requests

@@ -12,7 +12,7 @@ from octavo.devices.registry import open_device
 from octavo.layers.weights import WeightFormat
 from octavo.models.gemma3_text import GGUF_LAYER_NAMES, Args
 from octavo.models.loader import load_model
-from tests.checkpoint.gguf_files import write_gguf
+from tests.checkpoint.gguf_files import TOKEN_TYPES, TOKENS, VOCAB, write_gguf
 from tests.checkpoint.opening import open_gguf
 from tests.models.driver import sequence_logits
 from tests.tiny_models import make_model
@@ -44,6 +44,9 @@ def write_gemma(path: Path, model: PreTrainedModel) -> Path:
         "gemma3.rope.freq_base": 50_000.0,
         "gemma3.rope.scaling.type": "linear",
         "gemma3.rope.scaling.factor": 8.0,
+        "tokenizer.ggml.tokens": TOKENS + [f"token {i}" for i in range(VOCAB, config.vocab_size)],
+        "tokenizer.ggml.token_type": TOKEN_TYPES + [1] * (config.vocab_size - VOCAB),
+        "tokenizer.ggml.scores": [float(-i) for i in range(config.vocab_size)],
     }
     return write_gguf(path, "gemma3", keys, tensors)
 

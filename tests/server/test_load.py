@@ -29,7 +29,7 @@ def events_of(answer: bytes) -> list[dict[str, object]]:
         rest = rest[length + 2 :]
     *events, done, end = bytes(body).split(b"\n\n")
     assert (done, end) == (b"data: [DONE]", b"")
-    return [json.loads(event.removeprefix(b"data: ")) for event in events]
+    return [json.loads(event.removeprefix(b"data: ")) for event in events if not event.startswith(b":")]
 
 
 def essence(answer: bytes) -> tuple[str, object, object]:
@@ -64,7 +64,7 @@ async def check_crowd(server: RunningServer, num_clients: int, max_characters: i
         compared = staying[:: max(1, len(staying) // num_compared)]
         assert [essence(answer) for _, answer in compared] == await undisturbed(crowd, [c for c, _ in compared])
 
-        change = {name: after[name] - before[name] for name in after}
+        change = {name: after[name] - before.get(name, 0) for name in after}
         finished = {reason: change[f"vllm:request_success_total[{reason}]"] for reason in ("stop", "abort", "error")}
         assert change["vllm:num_requests_total"] == sum(finished.values()) == num_clients
         assert finished["error"] == 0

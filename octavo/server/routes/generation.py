@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 PING = b": waiting\n\n"
 """A comment, which readers of server-sent events skip."""
-FIRST_PING_S = 1.0
+HEADERS_S = 1.0
 """After this long without news a stream's headers go out. Errors that come sooner still have a status of their own."""
 _encode = msgspec.json.Encoder().encode
 
@@ -96,6 +96,7 @@ class GenerationResponse(Response):
         self._model = model
         self._job = job
         self._choices: list[Choice] = []
+        self._is_open = False  # a stream, once its headers are sent
         self._num_sends = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,16 +130,17 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, generation: Generation, send: Send) -> None:
-        is_open = False
+        is_first = True
         try:
             async for deltas in generation:
+                await self._open(send)
                 # The usage of chunks that open the answer counts none of its tokens.
-                opening = [] if is_open else self._job.format.opening(self._chunk_usage())
-                is_open = True
+                opening = self._job.format.opening(self._chunk_usage()) if is_first else []
+                is_first = False
                 if events := [*map(_event, opening), *await self._events(generation, deltas)]:
                     await self._send_events(send, b"".join(events))
         except Exception as error:
-            if not self._num_sends:
+            if not self._is_open:
                 raise
             if not isinstance(error, OctavoError):
                 logger.exception("A stream failed")
@@ -150,20 +152,24 @@ class GenerationResponse(Response):
         usage = _event(self._job.format.last(self._usage())) if self._job.includes_usage else b""
         await send({"type": "http.response.body", "body": usage + DONE})
 
+    async def _open(self, send: Send) -> None:
+        if not self._is_open:
+            self._is_open = True
+            await _start(send, [*EVENT_STREAM, *self._job.headers])
+
     async def _send_events(self, send: Send, events: bytes) -> None:
         self._num_sends += 1
-        if self._num_sends == 1:
-            await _start(send, [*EVENT_STREAM, *self._job.headers])
         await send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def _ping(self, send: Send, interval_s: float) -> None:
         """Show a client, and the proxies before it, that a stream lives which waits or reads a long prompt."""
-        num_seen, pause_s = 0, min(FIRST_PING_S, interval_s)
+        await asyncio.sleep(min(HEADERS_S, interval_s))
+        await self._open(send)
         while True:
-            await asyncio.sleep(pause_s)
-            if self._num_sends == num_seen:
+            num_sends = self._num_sends
+            await asyncio.sleep(interval_s)
+            if self._num_sends == num_sends:
                 await self._send_events(send, PING)
-            num_seen, pause_s = self._num_sends, interval_s
 
     async def _events(self, generation: Generation, deltas: list[RequestDelta]) -> list[bytes]:
         """Those of each choice that has something to show."""
