@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 PING = b": waiting\n\n"
 """A comment, which readers of server-sent events skip."""
-HEADERS_S = 1.0
-"""After this long without news a stream's headers go out. Errors that come sooner still have a status of their own."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -133,11 +131,12 @@ class GenerationResponse(Response):
         is_first = True
         try:
             async for deltas in generation:
-                await self._open(send)
                 # The usage of chunks that open the answer counts none of its tokens.
                 opening = self._job.format.opening(self._chunk_usage()) if is_first else []
                 is_first = False
-                if events := [*map(_event, opening), *await self._events(generation, deltas)]:
+                events = [*map(_event, opening), *await self._events(generation, deltas)]
+                await self._open(send)
+                if events:
                     await self._send_events(send, b"".join(events))
         except Exception as error:
             if not self._is_open:
@@ -162,13 +161,13 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def _ping(self, send: Send, interval_s: float) -> None:
-        """Show a client, and the proxies before it, that a stream lives which waits or reads a long prompt."""
-        await asyncio.sleep(min(HEADERS_S, interval_s))
-        await self._open(send)
+        """Show a client, and the proxies before it, that a stream lives which waits or reads a long prompt. Errors that
+        come sooner have a status of their own."""
         while True:
             num_sends = self._num_sends
             await asyncio.sleep(interval_s)
             if self._num_sends == num_sends:
+                await self._open(send)
                 await self._send_events(send, PING)
 
     async def _events(self, generation: Generation, deltas: list[RequestDelta]) -> list[bytes]:
