@@ -182,7 +182,7 @@ class EmbeddingResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
         generation = self._model.client.embed(job.prompts, job.priority, job.cache_salt)
-        with self._service.answering(), generation:
+        with generation:
             watcher = asyncio.create_task(abort_on_disconnect(receive, generation))
             try:
                 vectors = await self._collect(generation)

@@ -102,7 +102,7 @@ class GenerationResponse(Response):
         await self._model.check_structure(job.params, self._structure_field)
         self._choices = [Choice(job.tokens, job.params) for _ in range(len(job.prompts) * job.params.n)]
         generation = self._model.client.generate(job.prompts, job.params, job.priority, job.cache_salt)
-        with self._service.answering(), generation:
+        with generation:
             beside = [asyncio.create_task(abort_on_disconnect(receive, generation))]
             if job.stream and self._service.ping_s:
                 beside.append(asyncio.create_task(self._ping(send, self._service.ping_s)))
